@@ -147,7 +147,7 @@ ON_EITHER_BACKEND = $(wildcard tests/unit/test_software_*.py tests/unit/test_vm_
 	tests/unit/test_documentation*.py tests/unit/test_*_page.py) $(addprefix tests/unit/test_, \
 	bench_native.py bench_options.py bench_rows.py bench_statistics.py build.py capture.py \
 	cli_mistakes.py connection_manager_events.py descriptors.py \
-	docstrings.py doctor.py engines.py enums.py forked.py interrupts.py layers.py native.py \
+	docstrings.py doctor.py engines.py enums.py forked.py layers.py native.py \
 	parameters.py public_surface.py pytest_plugin.py rcopy.py rsocket_inputs.py sanitizers.py \
 	socket_address.py states.py stream_protocol.py stream_vectors.py typing.py wheel.py)
 PARALLEL = .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
@@ -175,9 +175,9 @@ test-software: venv
 
 # Modules of several seconds each: most compile programs, start them, or wait for a time limit.
 SLOW = $(addprefix tests/unit/test_, bench_native.py buffer_cycles.py build.py \
-	chains_without_memory.py cli_mistakes.py deferred_interrupts.py descriptors.py engine_safety.py \
+	cli_mistakes.py descriptors.py engine_safety.py \
 	engines.py forked.py interpreters.py \
-	interrupted_calls.py interrupted_ends.py interrupted_posts.py interrupted_views.py interrupts.py \
+	interrupts.py \
 	native.py pytest_plugin.py software_handshake.py \
 	software_held.py software_identifiers.py software_no_memory.py software_silence.py \
 	software_streams.py software_truncated.py stream_peers.py wheel.py) \

@@ -8,9 +8,6 @@ from contextlib import AbstractAsyncContextManager
 from types import GenericAlias, TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
-from aiordma._base.interrupts import deferring_steps
-from aiordma._native import Steps
-
 __all__ = ("Opening", "opens")
 
 Opened = TypeVar("Opened", bound=AbstractAsyncContextManager[Any])
@@ -31,26 +28,28 @@ class Opening(Coroutine[Any, Any, Opened]):
     the block closes the object, also after a cancellation.
     """
 
-    __slots__ = ("__weakref__", "_coroutine", "_opened", "_steps")
+    __slots__ = ("__weakref__", "_coroutine", "_opened")
 
     def __init__(self, coroutine: Coroutine[Any, Any, Opened]) -> None:
         self._coroutine = coroutine
-        self._steps = Steps(coroutine)
         self._opened: Opened
 
     def __repr__(self) -> str:
         return f"<Opening {self._coroutine!r}>"
 
     def __await__(self) -> Generator[Any, Any, Opened]:
-        return cast("Generator[Any, Any, Opened]", self._steps)
+        # Itself, which has the coroutine's frames: dumps of tasks follow them. The iterator of the
+        # coroutine has none.
+        return cast("Generator[Any, Any, Opened]", self)
 
-    @deferring_steps
+    def __next__(self) -> Any:
+        return self._coroutine.send(None)
+
     async def __aenter__(self) -> Opened:
-        self._opened = await self._steps
+        self._opened = await self._coroutine
         await self._opened.__aenter__()
         return self._opened
 
-    @deferring_steps
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
@@ -73,7 +72,7 @@ class Opening(Coroutine[Any, Any, Opened]):
         """
         if value is not None and self._has_not_begun():
             raise TypeError(f"send(): {self._unopened_text()}")
-        return self._steps.send(value)
+        return self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
         """Raise an exception in the coroutine at its current wait, as event loops do.
@@ -83,7 +82,7 @@ class Opening(Coroutine[Any, Any, Opened]):
 
         Raises: as `Opening.send`.
         """
-        return self._steps.throw(*error)
+        return self._coroutine.throw(*error)
 
     def close(self) -> None:
         """Drop an Opening that was never awaited, without a warning.

@@ -15,7 +15,6 @@ from anyio.abc import ObjectStream
 from aiordma._base.arguments import instance, member, whole_number
 from aiordma._base.enums import Access, MemoryWindowType
 from aiordma._base.errors import ClosedError, NotSupportedError, detached
-from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.ranges import RemoteMemory
@@ -140,7 +139,6 @@ class Connection(ObjectStream[bytes]):
         self._local = self._endpoint.identifier.local_address  # TCP may have chosen the port
         self.private_data = private_data
 
-    @deferring_steps
     async def establish(self, *, private_data: bytes = b"") -> None:
         """Accept the peer, or connect to it, and wait until the connection is established. Call
         this once, on a connection of `ConnectionRequest.prepare` or `aiordma.prepare_connection`.
@@ -498,7 +496,6 @@ class Connection(ObjectStream[bytes]):
                 return request
         return self._post_receive(f"post_recvv(): {PARTS}", several(parts, "post_recvv"))
 
-    @deferring
     def _post_receive(self, where: str, parts: list[LocalMemory]) -> WorkRequest:
         if self._endpoint.shared_receive is not None:
             raise ValueError(
@@ -1054,7 +1051,6 @@ class Connection(ObjectStream[bytes]):
 
     # -- memory windows ---------------------------------------------------------------------------
 
-    @deferring_steps
     async def open_window(self, kind: MemoryWindowType = MemoryWindowType.TYPE_2) -> BoundWindow:
         """Allocate a memory window that is not bound. `post_bind_window` binds it, any number of
         times. The window is closed with the connection.
@@ -1082,7 +1078,6 @@ class Connection(ObjectStream[bytes]):
         )
         return BoundWindow(endpoint, window)
 
-    @deferring_steps
     async def bind(
         self,
         memory: MemorySlice,

@@ -23,7 +23,6 @@ from aiordma._base.errors import (
     RdmaConnectionError,
     VerbsCallError,
 )
-from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.opening import opens
 from aiordma._base.options import (
     DECIDED_BY_CM,
@@ -345,7 +344,6 @@ class ConnectionRequest:
             initiator_depth=min(chosen.initiator_depth, event.initiator_depth),
         )
 
-    @deferring_steps
     async def reject(self, private_data: bytes = b"") -> None:
         """Reject the peer: its connect raises RejectedError.
 
@@ -370,7 +368,6 @@ class ConnectionRequest:
         self._refuse(private_data)
         await give_back(self._reactor, self._identifier)
 
-    @deferring_steps
     async def aclose(self) -> None:
         """Reject the peer, if the request has not been answered. Idempotent.
 
@@ -385,7 +382,6 @@ class ConnectionRequest:
             self._reactor.require_here(self, self._close)
             await self.reject()
 
-    @deferring
     def _close(self) -> None:
         """Start `aclose` in the background, also outside of the event loop."""
         if not self._answered:

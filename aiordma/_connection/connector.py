@@ -33,7 +33,6 @@ from aiordma._base.errors import (
     detached,
 )
 from aiordma._base.hints import descriptors_hint, is_own_address
-from aiordma._base.interrupts import deferring_steps
 from aiordma._base.opening import opens
 from aiordma._base.options import (
     DECIDED_BY_CM,
@@ -311,7 +310,6 @@ class PeerAddresses:
         self.timeout: float | None = self._first.timeout
         self.seconds: SharedSeconds = SharedSeconds(self.timeout)
 
-    @deferring_steps
     async def connected(self, connect: Callable[[str, int], Awaitable[Connected]]) -> Connected:
         """Return what `connect` returns for the first of the addresses that can be connected. It
         is called with an address for `prepare`, and how many are left to try, with this one.
@@ -330,7 +328,6 @@ class PeerAddresses:
         """Return the seconds to prepare connections to the next address; None: no limit."""
         return self.seconds.share(left)
 
-    @deferring_steps
     async def prepare(
         self, address: str, preparing: SharedSeconds, answering: SharedSeconds
     ) -> Connection:

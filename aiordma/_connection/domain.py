@@ -9,7 +9,6 @@ from typing import Literal, Self, TypeAlias
 
 from aiordma._base.arguments import wrong_type
 from aiordma._base.enums import Access
-from aiordma._base.interrupts import deferring_steps
 from aiordma._base.provider import checked_device
 from aiordma._endpoint.domain_state import DomainState, make_private
 from aiordma._loop.threads import CREATES, Lane
@@ -130,7 +129,6 @@ class Domain:
             lambda domain: DmabufRegion(domain, fd, length, offset=offset, access=access, iova=iova)
         )
 
-    @deferring_steps
     async def aclose(self) -> None:
         """Deregister the domain's memory and free the domain, and wait for it. Idempotent.
 

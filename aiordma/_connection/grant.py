@@ -30,7 +30,6 @@ from aiordma._base.enums import (
     names_of,
 )
 from aiordma._base.errors import BusyError, VerbsCallError, detached
-from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.provider import SOFTWARE
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.posts import Posts
@@ -184,7 +183,6 @@ class Grant:
             self._expired = True
             self._start_ending()
 
-    @deferring
     def _start_ending(self) -> None:
         """End the access in the background, and then set `_ended`. Idempotent."""
         if self._ending:
@@ -257,7 +255,6 @@ class Grant:
         self._leave()
         self._ended.set()
 
-    @deferring_steps
     async def ended(self) -> None:
         """Wait until the access has ended: by the end of the block, by `expires`, or by the end of
         the connection.
@@ -278,7 +275,6 @@ class Grant:
         if self._error is not None:
             raise detached(self._error)
 
-    @deferring_steps
     async def aclose(self) -> None:
         """End the access, and wait until it has ended. Idempotent.
 

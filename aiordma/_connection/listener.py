@@ -36,7 +36,6 @@ from aiordma._base.errors import (
 )
 from aiordma._base.fair_queue import FairQueue, source_of
 from aiordma._base.hints import descriptors_hint
-from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.opening import opens
 from aiordma._base.options import (
     DECIDED_BY_CM,
@@ -153,7 +152,6 @@ async def listen(
     )
 
 
-@deferring_steps
 async def listen_with(
     call: str,
     options: ConnectionOptions,
@@ -474,7 +472,6 @@ class Listener(AbstractListener[Connection]):
             self._gave_back.set()
         self._leaving -= 1  # last: if there was no memory, this is done again
 
-    @deferring_steps
     async def request(self) -> ConnectionRequest:
         """Return the next connection request, to be accepted or rejected.
 
@@ -650,7 +647,6 @@ class Listener(AbstractListener[Connection]):
         finally:
             self._served.end(request)
 
-    @deferring_steps
     async def aclose(self) -> None:
         """Stop listening, and reject the waiting peers. Accepted connections stay open. Idempotent.
 
@@ -689,7 +685,6 @@ class Listener(AbstractListener[Connection]):
             self._refusal = detached(error)
             raise
 
-    @deferring
     def _close(self) -> None:
         """Start `aclose` in the background."""
         if self._process != here.pid:

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from aiordma._base.arguments import instance
 from aiordma._base.enums import Access, MemoryWindowType, WorkRequestOpcode
-from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._connection.works import send_flags
 from aiordma._endpoint.capabilities import require_windows
 from aiordma._endpoint.endpoint import Endpoint
@@ -66,7 +65,6 @@ class Posts:
         self._staging = staging
         self._sink = sink
 
-    @deferring
     def post(
         self,
         work: SendWork,
@@ -95,7 +93,6 @@ class Posts:
         """
         return await (await self._post_when_free(work, stage, parts, where))
 
-    @deferring_steps
     async def _post_when_free(
         self, work: SendWork, stage: Stage, parts: list[LocalMemory], where: str
     ) -> WorkRequest:
@@ -130,7 +127,6 @@ class Posts:
         await request
         return landing.value
 
-    @deferring_steps
     async def _post_atomic_when_free(self, work: SendWork) -> "tuple[WorkRequest, _Landing]":
         with await self._endpoint.sends.slots.take() as slot:
             # The request releases `landing` when it completes, which reads the value.
@@ -145,7 +141,6 @@ class Posts:
 
     # -- memory windows -----------------------------------------------------------------------
 
-    @deferring
     def bind(
         self,
         window: BoundWindow,
@@ -179,7 +174,6 @@ class Posts:
         window._note_bind(request, memory, rkey)
         return request
 
-    @deferring
     def invalidate(
         self, window: BoundWindow, call: str, fence: bool = False, slot: Slot | None = None
     ) -> WorkRequest:
@@ -198,7 +192,6 @@ class Posts:
         window._note_invalidate(request)
         return request
 
-    @deferring_steps
     async def invalidate_when_free(self, window: BoundWindow, call: str) -> WorkRequest:
         """Post the invalidation of a window when a slot is free."""
         with await self._endpoint.sends.slots.take() as slot:

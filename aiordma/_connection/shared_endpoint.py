@@ -35,7 +35,6 @@ from aiordma._base.errors import (
     completion_error,
     detached,
 )
-from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.origin import with_origin
 from aiordma._base.process import here, require_same_process
 from aiordma._base.statistics import RequestStatistics
@@ -277,7 +276,6 @@ class SharedReceiveEndpoint:
 
     # -- posting ------------------------------------------------------------------------------
 
-    @deferring
     def register(self, buffer: Buffer) -> MemoryRegion:
         """Register memory for receives, until the region or this queue is closed."""
         self.require_usable()
@@ -285,7 +283,6 @@ class SharedReceiveEndpoint:
         self.adopt(region)
         return region
 
-    @deferring
     def post(self, given: list[Any]) -> list[WorkRequest]:
         """Post receives of any kind as one chain. See `SharedReceiveQueue.post_srq_recv`."""
         self.require_usable()
@@ -401,7 +398,6 @@ class SharedReceiveEndpoint:
 
     # -- members ------------------------------------------------------------------------------
 
-    @deferring
     def join(self, member: Endpoint) -> None:
         """Add an endpoint before its queue pair is created on this queue.
 
@@ -422,7 +418,6 @@ class SharedReceiveEndpoint:
             )
         self._members.add(member)
 
-    @deferring
     def leave(self, member: Endpoint) -> None:
         """Remove an endpoint after its queue pair was destroyed."""
         self._members.discard(member)
@@ -529,7 +524,6 @@ class SharedReceiveEndpoint:
 
     # -- the end ------------------------------------------------------------------------------
 
-    @deferring
     def fail(self, error: Exception) -> None:
         """End the queue with this error as the cause, unless it has one. End its members, too,
         because their peers would wait for receives for ever."""
@@ -628,14 +622,12 @@ class SharedReceiveEndpoint:
     async def _aclose_when_unused(self) -> None:
         self.close_when_unused()  # at the loop's end, its members are also being closed
 
-    @deferring
     def close_when_unused(self) -> None:
         """Call `close` once the last member has ended."""
         self._retiring = True
         if not len(self._members):
             self.close()
 
-    @deferring
     def close(self) -> None:
         """End the queue, and then release everything, in the background. Idempotent."""
         try:
@@ -712,7 +704,6 @@ class SharedReceiveEndpoint:
             or self.reactor.is_left
         )
 
-    @deferring_steps
     async def aclose(self) -> None:
         """Destroy the queue, and wait for it. Idempotent. See `SharedReceiveQueue.aclose`."""
         if len(self._members) and not self.life.is_closing:

@@ -11,7 +11,6 @@ from typing import Self
 from aiordma._base.arguments import Buffer, whole_number, wrong_type
 from aiordma._base.arguments import buffers as as_list
 from aiordma._base.errors import detached
-from aiordma._base.interrupts import deferring_steps
 from aiordma._base.statistics import RequestStatistics
 from aiordma._connection.connection import Connection
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
@@ -165,7 +164,6 @@ class SharedReceiveQueue:
             raise wrong_type(completion, "completion", "a WorkCompletion", "connection_of")
         return self._endpoint.connection_of(completion)
 
-    @deferring_steps
     async def limit(self, count: int) -> None:
         """Wait until fewer than `count` receives are posted. Return at once if this is the case.
 
@@ -191,7 +189,6 @@ class SharedReceiveQueue:
             raise ValueError(f"limit(): count={count} is not in 1..{self.depth} (the depth)")
         await self._endpoint.limit(count)
 
-    @deferring_steps
     async def resize(self, depth: int) -> None:
         """Change the maximum number of posted receives while the queue is in use (ibv_modify_srq).
 
@@ -215,7 +212,6 @@ class SharedReceiveQueue:
         depth = whole_number(depth, "depth", 0, MOST_WORK_REQUESTS, "resize")
         await self._endpoint.resize(depth)
 
-    @deferring_steps
     async def aclose(self) -> None:
         """Destroy the queue, and wait for it. Idempotent.
 

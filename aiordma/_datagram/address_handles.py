@@ -11,7 +11,6 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from aiordma._base.errors import ClosedError
-from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.remains import Remains
 from aiordma._loop.ending import Ending, end
@@ -127,7 +126,6 @@ class AddressHandles:
         known.hold()
         return known
 
-    @deferring_steps
     async def _make(self, vector: AddressVector) -> PeerHandle:
         self._require_open()
         # If two tasks create the same handle concurrently, the later one is kept.
@@ -193,7 +191,6 @@ class AddressHandles:
                 self._remains.add(objects=[handle])
                 logger.error("destroying an address handle: %s", error, exc_info=error)
 
-    @deferring
     def _destroy_unwanted(self) -> None:
         if self._destroying or not self._unwanted:
             return
@@ -248,7 +245,6 @@ class AddressHandles:
         if self._domain_state is not None:
             self._domain_state.leave(self)
 
-    @deferring
     def close(self, *, are_kept: bool = False) -> None:
         """Destroy all handles in the background, each when its last request has completed.
         Idempotent. The endpoint still uses the domain and the reactor.

@@ -13,7 +13,6 @@ from aiordma._base.connection_parameters import (
     check_private_data,
 )
 from aiordma._base.enums import Access
-from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
 from aiordma._base.statistics import RequestStatistics
@@ -359,7 +358,6 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         where = f"post_ud_sendv(): {PARTS}"
         return self._post_at_once(where, given, peer, immediate, solicited)
 
-    @deferring
     def _post_at_once(
         self,
         where: str,
@@ -440,7 +438,6 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         where = f"sendv(): {PARTS}"
         await (await self._post_when_free(where, given, peer, immediate, solicited))
 
-    @deferring_steps
     async def _post_when_free(
         self,
         where: str,
@@ -539,7 +536,6 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         """
         return self._receive(f"post_recvv(): {PARTS}", several(parts, "post_recvv"))
 
-    @deferring
     def _receive(self, where: str, given: list[LocalMemory]) -> DatagramReceive:
         endpoint, call = self._endpoint, call_of(where)
         if endpoint.options.receive_buffers:

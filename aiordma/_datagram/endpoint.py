@@ -15,7 +15,6 @@ import anyio
 from aiordma._base.connection_parameters import ConnectionParameters
 from aiordma._base.enums import CmEventType, QueuePairType
 from aiordma._base.errors import ClosedError, VerbsCallError
-from aiordma._base.interrupts import deferring_steps
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.states import ConnectionState
@@ -233,7 +232,6 @@ class DatagramEndpoint(Endpoint):
         # Requests of a queue pair that the driver refuses to destroy keep their handles.
         self.handles.close(are_kept=self.outliving.exists)
 
-    @deferring_steps
     async def aclose(self) -> None:
         """Call `close`, and wait for it, also if the task is cancelled. The wait is short."""
         if self.is_inherited:

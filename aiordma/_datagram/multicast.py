@@ -23,7 +23,6 @@ from aiordma._base.errors import (
     VerbsCallError,
     detached,
 )
-from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._connection.event_waiter import EventWaiter, failure_of
 from aiordma._datagram.peer import DatagramPeer
 from aiordma._endpoint.endpoint import Endpoint
@@ -145,7 +144,6 @@ class MulticastGroup:
         pair.attach_multicast(gid, lid)
         self._attached = pair, gid, lid
 
-    @deferring
     def _start_leaving(self) -> None:
         """Start `leave` in the background, which sets `_has_left` at its end. Idempotent."""
         try:
@@ -189,7 +187,6 @@ class MulticastGroup:
         except VerbsCallError as error:
             logger.debug("leaving %s: %s", self.address, error)  # the join had not completed
 
-    @deferring_steps
     async def leave(self) -> None:
         """Leave the group. The socket then receives no datagrams from it, and cannot send to it.
         Datagrams that were posted before are still sent. Idempotent.
@@ -208,7 +205,6 @@ class MulticastGroup:
         await outwait(self._has_left)
 
 
-@deferring_steps
 async def join_group(
     endpoint: Endpoint,
     address: str,

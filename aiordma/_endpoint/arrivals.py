@@ -16,7 +16,6 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from aiordma._base.enums import QueuePairType
 from aiordma._base.errors import BusyError, NoMemoryError, RdmaError, cause_text, detached
-from aiordma._base.interrupts import deferring_steps, uninterrupted
 from aiordma._base.states import ConnectionState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._requests.pool import Lease
@@ -176,7 +175,6 @@ class Arrivals:
 
     # -- for the engine's views -----------------------------------------------------------------
 
-    @deferring_steps
     async def enter(self, view: ArrivalView) -> memoryview:
         """Wait for an arrival, and take it as a view."""
         await self.wait()
@@ -190,7 +188,7 @@ class Arrivals:
     def release_later(self, lease: Lease) -> Callable[[], None]:
         """Return a function that returns a block to the pool: in any thread."""
         # Where the last part of a view is released, an interrupt would lose the block.
-        return uninterrupted(partial(self._endpoint.loop.call_from_thread, lease.release))
+        return partial(self._endpoint.loop.call_from_thread, lease.release)
 
     def replace(self, lease: Lease) -> None:
         """Post another block in place of one that the program still uses."""

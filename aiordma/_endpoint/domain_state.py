@@ -17,7 +17,6 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import BusyError, ClosedError, DeviceRemovedError, detached
-from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.origin import with_origin
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import SOFTWARE
@@ -118,7 +117,6 @@ class DomainState:
 
     # -- users ----------------------------------------------------------------------------------
 
-    @deferring
     def join(self, user: object, kind: str, is_closing: Callable[[], bool]) -> None:
         """Count an object that uses the domain.
 
@@ -129,7 +127,6 @@ class DomainState:
         """
         self._users[user] = kind, is_closing
 
-    @deferring
     def leave(self, user: object) -> None:
         """Remove an object whose queue pair and memory are destroyed."""
         self._users.pop(user, None)
@@ -138,7 +135,6 @@ class DomainState:
 
     # -- memory ---------------------------------------------------------------------------------
 
-    @deferring_steps
     async def register(self, make: Callable[[ProtectionDomain], Region]) -> Region:
         """Register memory until the domain's end, in a worker thread. See `Domain.register`."""
         self.require_usable()
@@ -179,7 +175,6 @@ class DomainState:
     async def _aclose_when_unused(self) -> None:
         self.close_when_unused()  # at the loop's end, its users are also being closed
 
-    @deferring
     def close_when_unused(self) -> None:
         """Call `close` once the last user has left. No further one can join."""
         self._retiring = True
@@ -188,7 +183,6 @@ class DomainState:
         if not self._users:
             self.close()
 
-    @deferring
     def close(self) -> None:
         """Deregister the memory and free the domain, in the background. Idempotent. Nothing may use
         the domain."""
@@ -262,7 +256,6 @@ class DomainState:
         if self.is_private and self.is_left:
             self._destroy_rest()
 
-    @deferring_steps
     async def aclose(self) -> None:
         """Close the domain, and wait for it. Idempotent. See `Domain.aclose`."""
         if self._process != here.pid:
@@ -330,7 +323,6 @@ def kept_open(reactor: Reactor, domain: DomainState | None) -> Iterator[Callable
         yield stack.close
 
 
-@deferring
 def start_deregistering(
     reactor: Reactor,
     domain: DomainState | None,

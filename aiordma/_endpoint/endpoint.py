@@ -39,7 +39,6 @@ from aiordma._base.errors import (
     detached,
     retry_seconds,
 )
-from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._base.process import forked, here
@@ -358,7 +357,6 @@ class Endpoint:
         )
         self._update_port()
 
-    @deferring_steps
     async def make_in_thread(
         self,
         make: Callable[[], Made],
@@ -501,12 +499,10 @@ class Endpoint:
             self._poll()
         return True
 
-    @deferring
     def _poll(self) -> None:
         self.hub.drain()
         self.reactor.poll_events()
 
-    @deferring
     def request_failed(self, request: WorkRequest, raw: tuple[int, ...]) -> Exception:
         """Return the error of a failed completion. The first failure that is not a flush becomes
         the cause of the end, and the `__cause__` of flushes."""
@@ -587,7 +583,6 @@ class Endpoint:
         if self.life.has_timer(_LINGER) or self.life.has_timer(_FLUSHED):
             self._shorten_waits(request)
 
-    @deferring
     def _shorten_waits(self, request: WorkRequest) -> None:
         if self.life.has_timer(_LINGER) and not request.is_receive:
             self._linger(self.options.linger if self.sends.is_in_use else 0)
@@ -637,7 +632,6 @@ class Endpoint:
         assert self.queue_pair is not None
         return f"{self.queue_pair._explain(count)}, {self.name}"
 
-    @deferring
     def _queue_pair_failed(self, error: DeviceEventError) -> None:
         """End with the device's event for the queue pair."""
         device = self.hub.context.device_name
@@ -645,14 +639,12 @@ class Endpoint:
 
     # -- connection events --------------------------------------------------------------------
 
-    @deferring
     def handshake_begins(self) -> None:
         """Do not disconnect or destroy the identifier before `handshake_ends`: the driver's calls
         wait for the peer's answer (Linux's iw_cm, up to 10 s on siw)."""
         self.in_handshake = True
         self.calls.begin()
 
-    @deferring
     def handshake_ends(self) -> None:
         """End what `handshake_begins` began: the peer has answered, or will not. Idempotent."""
         if not self.in_handshake:
@@ -662,7 +654,6 @@ class Endpoint:
             self._disconnect()
         self.calls.end()
 
-    @deferring
     def handle_event(self, event: Event) -> None:
         """Handle a CM event of the identifier."""
         try:
@@ -798,7 +789,6 @@ class Endpoint:
 
     # -- the end ------------------------------------------------------------------------------
 
-    @deferring
     def fail(self, error: Exception) -> None:
         """End as broken, with this error as the cause, unless there is a cause already."""
         try:
@@ -963,7 +953,6 @@ class Endpoint:
         assert self.cause is not None
         return detached(self.cause)
 
-    @deferring
     def close(self) -> None:
         """End the endpoint, and release its resources, in the background. Idempotent."""
         try:
@@ -1046,7 +1035,6 @@ class Endpoint:
             or (domain is not None and domain.is_private and domain.is_left)
         )
 
-    @deferring_steps
     async def aclose(self) -> None:
         """Close the endpoint and wait for it, which is short, also if the task is cancelled.
 
@@ -1117,7 +1105,6 @@ class Endpoint:
             return ""
         return with_origin(self, self.life.origin)
 
-    @deferring
     def forget(self) -> None:
         """Close an endpoint that the program did not close, with a warning. Works in every thread,
         and after the loop's end."""

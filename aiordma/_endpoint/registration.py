@@ -1,7 +1,6 @@
 """Registers memory with an endpoint, for its requests and for its peer."""
 
 from aiordma._base.enums import Access
-from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.staging import register_memory
 from aiordma.verbs import DmabufRegion, MemoryRegion, RegistrableMemory
@@ -10,7 +9,6 @@ from aiordma.verbs.dmabuf import checked_part
 __all__ = ("register", "register_dmabuf", "register_in_thread")
 
 
-@deferring
 def register(endpoint: Endpoint, buffer: RegistrableMemory, access: Access | None) -> MemoryRegion:
     """Register a buffer until the endpoint's end. See `Connection.register`."""
     endpoint.require_usable()
@@ -19,7 +17,6 @@ def register(endpoint: Endpoint, buffer: RegistrableMemory, access: Access | Non
     return region
 
 
-@deferring
 def register_dmabuf(
     endpoint: Endpoint, fd: int, length: int, offset: int, access: Access, iova: int | None
 ) -> DmabufRegion:
@@ -35,7 +32,6 @@ def register_dmabuf(
     return region
 
 
-@deferring_steps
 async def register_in_thread(
     endpoint: Endpoint, buffer: RegistrableMemory, access: Access | None
 ) -> MemoryRegion:

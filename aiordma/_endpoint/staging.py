@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from aiordma._base.arguments import buffers, shown
 from aiordma._base.enums import Access, SendFlag, names_of
-from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._endpoint.domain_state import (
     DomainState,
     kept_open,
@@ -239,7 +238,6 @@ class Staging:
             return await self._prepare_in_thread(lambda: stage(parts, where))
         return stage(parts, where)
 
-    @deferring_steps
     async def _prepare_in_thread(self, stage: Callable[[], Staged]) -> Staged:
         endpoint = self._endpoint
         with kept_open(endpoint.reactor, endpoint.domain_state) as leave:
@@ -336,7 +334,6 @@ class Staging:
                 held.drop()
         self._give_back(staged.temporary)
 
-    @deferring
     def _give_back(self, regions: list[MemoryRegion]) -> None:
         if not regions:
             return
@@ -405,7 +402,6 @@ def register_memory(
     )
 
 
-@deferring
 def _dispose(
     reactor: Reactor,
     domain: DomainState | None,

@@ -5,7 +5,6 @@ import logging
 from aiordma._base.arguments import instance, wrong_type
 from aiordma._base.enums import REMOTE_ACCESS, REMOTE_WRITING, Access, MemoryWindowType, names_of
 from aiordma._base.errors import BusyError, VerbsCallError
-from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._base.ranges import RemoteMemory
 from aiordma._endpoint.domain_state import wrong_domain
 from aiordma._endpoint.endpoint import Endpoint
@@ -87,7 +86,7 @@ class BoundWindow(WindowBase):
             elif not self._window.closed:
                 self._window.rkey = rkey
 
-        request.add_done_callback(uninterrupted(ended))
+        request.add_done_callback(ended)
 
     def _note_invalidate(self, request: WorkRequest) -> None:
         """Record a posted invalidate."""
@@ -99,7 +98,7 @@ class BoundWindow(WindowBase):
             if request._stored_error() is None:
                 self._let_go()
 
-        request.add_done_callback(uninterrupted(ended))
+        request.add_done_callback(ended)
 
     def mark_invalidated(self) -> None:
         """Release the memory, after a message from the peer whose `invalidated` is this `rkey`.
@@ -108,7 +107,6 @@ class BoundWindow(WindowBase):
         """
         self._let_go()
 
-    @deferring
     def close(self) -> None:
         """Free the window, which ends its access. Idempotent.
 
@@ -123,7 +121,7 @@ class BoundWindow(WindowBase):
         if self._endpoint.windows_go:
             return  # a thread is freeing the windows; the connection's end then closes them
         if self._last is not None and not self._last.done():
-            self._last.add_done_callback(uninterrupted(lambda _: self.close()))
+            self._last.add_done_callback(lambda _: self.close())
             return
         try:
             self._free()

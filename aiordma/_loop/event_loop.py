@@ -8,19 +8,16 @@ callback does not end trio's run: it is logged. asyncio passes it to its excepti
 
 import asyncio
 import logging
-import signal
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
-from threading import current_thread, get_ident, main_thread
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from threading import current_thread, get_ident
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from aiordma._base.errors import EventLoopError
-from aiordma._base.interrupts import uninterrupted
 from aiordma._loop.polling import PollingEventLoop
-from aiordma._native import Steps, deliver_interrupts
 from aiordma._native import Waiter as AsyncioWaiter
 
 if TYPE_CHECKING:
@@ -32,11 +29,14 @@ __all__ = (
     "Waiter",
     "asyncio_event_loop",
     "current_event_loop",
+    "protected",
     "require_here",
     "runs_event_loop",
 )
 
 logger: logging.Logger = logging.getLogger("aiordma")
+
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 class Waiter(Protocol):
@@ -96,15 +96,8 @@ class EventLoop(Protocol):
         """Return and forget the callbacks of `call_from_thread` that have not been called. Call
         this after the loop's end."""
 
-    def watch(self, fd: int, callback: Callable[[], None], *, hot: bool = False) -> None:
-        """Call the callback whenever the descriptor is readable.
-
-        Args:
-            fd: the descriptor.
-            callback: the callback.
-            hot: do not defer interrupts during the callback, because it can be interrupted
-                without losing anything.
-        """
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call the callback whenever the descriptor is readable."""
 
     def unwatch(self, fd: int) -> None:
         """Stop watching the descriptor. Call this before closing it."""
@@ -122,9 +115,6 @@ class EventLoop(Protocol):
     def call_from_thread(self, callback: Callable[[], None]) -> None:
         """Schedule the callback on the loop's thread, from another thread. If the loop ends before
         it is called, keep it for `undelivered`.
-
-        Raises:
-            MemoryError: the callback is not called.
         """
 
     def report(self, message: str, error: Exception) -> None:
@@ -155,24 +145,23 @@ async def _logged(function: Callable[[], Coroutine[Any, Any, None]], name: str) 
     try:
         await function()
     except Exception:
-        with suppress(MemoryError):
-            logger.exception("%s failed", name)
+        logger.exception("%s failed", name)
 
 
 class _Begun(Coroutine[Any, Any, None]):
-    """A coroutine that defers interrupts in each step, and always begins. asyncio never begins a
-    task that is cancelled before its first step."""
+    """A coroutine that always begins. asyncio never begins a task that is cancelled before its
+    first step."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._steps = Steps(coroutine)
+        self._steps = coroutine
         self._begun = False
 
     def __getattr__(self, name: str) -> Any:
         # The coroutine's name, frame and state, which asyncio and dumps of tasks read.
-        return getattr(self._steps.coroutine, name)
+        return getattr(self._steps, name)
 
     def __await__(self) -> Generator[Any, Any, None]:
-        return cast("Generator[Any, Any, None]", self._steps)
+        return self._steps.__await__()
 
     def send(self, value: Any) -> Any:
         self._begun = True
@@ -187,59 +176,12 @@ class _Begun(Coroutine[Any, Any, None]):
         self._steps.close()
 
 
-def _is_handler_of_trio(handler: object) -> bool:
-    return (getattr(handler, "__module__", None) or "").startswith("trio.")
-
-
-def _interrupt_trio(interrupt: KeyboardInterrupt) -> None:
-    """Let trio raise a KeyboardInterrupt in its main task, as it does for Ctrl-C. Raised from a
-    system task, it would be an internal error of trio. Raise it here if trio does not handle
-    SIGINT."""
-    handler = signal.getsignal(signal.SIGINT)
-    is_main = current_thread() is main_thread()
-    try:
-        if not is_main or not _is_handler_of_trio(handler):
-            raise interrupt
-    finally:
-        del interrupt  # its traceback holds this frame
-    signal.raise_signal(signal.SIGINT)
-
-
-@deliver_interrupts
-def _deliver(handler: Callable[[int, None], object], error: BaseException | None) -> bool:
-    """Let the loop that runs in this thread handle a deferred SIGINT, between its tasks. `error` is
-    an exception that the handler has already raised. Return whether a loop handles it."""
-    if _trio_here() is not None:
-        if error is not None and not isinstance(error, KeyboardInterrupt):
-            return False
-        if not _is_handler_of_trio(handler):
-            return False
-        handler(signal.SIGINT, None)  # without a frame, trio raises it in its main task
-        return True
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    loop.call_soon(_interrupt, handler, error)
-    return True
-
-
-def _interrupt(handler: Callable[[int, None], object], error: BaseException | None) -> None:
-    try:
-        if error is not None:
-            raise error
-    finally:
-        del error  # its traceback holds this frame
-    handler(signal.SIGINT, None)
-
-
 def _call(callback: Callable[[], None], fd: int) -> None:
     # Keep watching the descriptor after a failed callback, as asyncio does.
     try:
         callback()
     except Exception:
-        with suppress(MemoryError):
-            logger.exception("the callback of fd %d failed", fd)
+        logger.exception("the callback of fd %d failed", fd)
 
 
 class _Never:
@@ -274,18 +216,8 @@ class _Face:
 
     def call_from_thread(self, callback: Callable[[], None]) -> None:
         self._undelivered.append(callback)
-        try:
-            try:
-                self._deliver_soon()
-            except MemoryError:
-                self._deliver_soon()
-        except RuntimeError:
-            pass  # the loop has ended
-        except MemoryError:
-            # Unless another callback's delivery, or the loop's end, has taken it.
-            if callback in self._undelivered:
-                self._undelivered.remove(callback)
-                raise
+        with suppress(RuntimeError):  # the loop has ended
+            self._deliver_soon()
 
     def _deliver_soon(self) -> None:
         """Call `_deliver` on the loop's thread. A RuntimeError says that the loop has ended."""
@@ -325,25 +257,18 @@ class _AsyncioEventLoop(_Face):
     def is_running_here(self) -> bool:
         return _asyncio_here() is self._loop and _trio_here() is None
 
-    def watch(self, fd: int, callback: Callable[[], None], *, hot: bool = False) -> None:
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
         if self.has_ended:
             return
-        try:
-            self._loop.add_reader(fd, callback if hot else uninterrupted(callback))
-        except SystemError as error:  # its look for a transport loses a MemoryError
-            raise MemoryError("there was no memory to watch a descriptor") from error
+        self._loop.add_reader(fd, callback)
 
     def unwatch(self, fd: int) -> None:
         if self._loop.is_closed():
             return
         # From Python 3.13 on, the debug mode imports a module to describe the callback that it has
         # taken out, and an interpreter that ends imports none.
-        try:
+        with suppress(ImportError):
             self._loop.remove_reader(fd)
-        except ImportError:
-            pass
-        except SystemError as error:  # its look for a transport loses a MemoryError
-            raise MemoryError("there was no memory to unwatch a descriptor") from error
 
     def poll(self, drain: object) -> bool:
         return isinstance(self._loop, PollingEventLoop) and self._loop.poll(drain)
@@ -356,11 +281,11 @@ class _AsyncioEventLoop(_Face):
         if self.has_ended:
             return _Never()
         if not delay:
-            return self._loop.call_soon(uninterrupted(callback))
-        return self._loop.call_later(delay, uninterrupted(callback))
+            return self._loop.call_soon(callback)
+        return self._loop.call_later(delay, callback)
 
     def _deliver_soon(self) -> None:
-        self._loop.call_soon_threadsafe(uninterrupted(self._deliver))
+        self._loop.call_soon_threadsafe(self._deliver)
 
     def report(self, message: str, error: Exception) -> None:
         self._loop.call_exception_handler({"message": message, "exception": error})
@@ -398,31 +323,29 @@ class _AsyncioEventLoop(_Face):
                 _, tasks = await asyncio.wait(tasks, timeout=left)
 
 
-_TrioWait = Callable[["trio.Event"], Generator[Any, Any, None]]
-
-
 class _TrioWaiter:
-    """The wait is a protected generator, not the event's coroutine: a SIGINT between the making of
-    a coroutine and its first step would leave one that "was never awaited", with a warning."""
+    __slots__ = ("_event",)
 
-    __slots__ = ("_event", "_wait")
-
-    def __init__(self, event: "trio.Event", wait: _TrioWait) -> None:
+    def __init__(self, event: "trio.Event") -> None:
         self._event = event
-        self._wait = wait
 
     def wake(self) -> None:
         self._event.set()
 
     def wait(self) -> Awaitable[None]:
-        return self
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        return self._wait(self._event)
+        return self._event.wait()
 
 
-def _wait_for(event: "trio.Event") -> Generator[Any, Any, None]:
-    yield from event.wait().__await__()
+_protected: list[Callable[..., object]] = []
+"""The functions of `protected`; empty once they are registered with trio."""
+
+
+def protected(function: Function) -> Function:
+    """Decorate a function in which a KeyboardInterrupt would lose a request or a message. On trio
+    it is raised at the next wait instead, as in trio's own functions. Elsewhere this does
+    nothing."""
+    _protected.append(function)
+    return function
 
 
 class _TrioEventLoop(_Face):
@@ -435,7 +358,8 @@ class _TrioEventLoop(_Face):
         super().__init__()
         self._trio = module
         self._token: trio.lowlevel.TrioToken = module.lowlevel.current_trio_token()
-        self._wait: _TrioWait = module.lowlevel.enable_ki_protection(_wait_for)
+        while _protected:
+            module.lowlevel.enable_ki_protection(_protected.pop())
         self._watched: dict[int, trio.CancelScope] = {}
 
     def __repr__(self) -> str:
@@ -457,7 +381,7 @@ class _TrioEventLoop(_Face):
     def is_running_here(self) -> bool:
         return _trio_here() is not None and self._trio.lowlevel.current_trio_token() is self._token
 
-    def watch(self, fd: int, callback: Callable[[], None], *, hot: bool = False) -> None:
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
         scope = self._trio.CancelScope()
         self._watched[fd] = scope
 
@@ -470,10 +394,7 @@ class _TrioEventLoop(_Face):
                     except self._trio.ClosedResourceError:
                         return  # woken by unwatch()
                     if not scope.cancel_called:
-                        try:
-                            _call(callback, fd)
-                        except KeyboardInterrupt as interrupt:
-                            _interrupt_trio(interrupt)
+                        _call(callback, fd)
 
         self.spawn(wait_and_call, f"aiordma: watch fd {fd}")
 
@@ -498,10 +419,7 @@ class _TrioEventLoop(_Face):
             # The end of the run cancels every system task. Objects that close then need the timer.
             with scope:
                 await self._trio.sleep(delay)
-                try:
-                    callback()
-                except KeyboardInterrupt as interrupt:
-                    _interrupt_trio(interrupt)
+                callback()
 
         self.spawn(sleep_and_call, "aiordma: timer")
         return timer
@@ -513,18 +431,15 @@ class _TrioEventLoop(_Face):
         # An exception would end the run.
         try:
             super()._deliver()
-        except KeyboardInterrupt as interrupt:
-            _interrupt_trio(interrupt)
         except Exception:
-            with suppress(MemoryError):
-                logger.exception("aiordma: a call from another thread failed")
+            logger.exception("aiordma: a call from another thread failed")
 
     def report(self, message: str, error: Exception) -> None:
         logger.error("%s", message, exc_info=error)
 
     def waiter(self) -> Waiter:
         require_here(self, "what this task waits for")
-        return _TrioWaiter(self._trio.Event(), self._wait)
+        return _TrioWaiter(self._trio.Event())
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._trio.lowlevel.spawn_system_task(_logged, function, name, name=name)

@@ -23,7 +23,6 @@ from aiordma._native._binding import ffi, lib
 from aiordma._native._engine import (
     CompletionFields,
     DatagramFields,
-    DeferringMethod,
     HandleBase,
     Lease,
     Part,
@@ -33,7 +32,6 @@ from aiordma._native._engine import (
     Slab,
     Slots,
     Spinner,
-    Steps,
     Waiter,
     WindowBase,
 )
@@ -41,7 +39,6 @@ from aiordma._native._engine import (
 __all__ = (
     "CompletionFields",
     "DatagramFields",
-    "DeferringMethod",
     "HandleBase",
     "Lease",
     "Part",
@@ -51,18 +48,14 @@ __all__ = (
     "Slab",
     "Slots",
     "Spinner",
-    "Steps",
     "Waiter",
     "WindowBase",
     "c_backend",
-    "deliver_interrupts",
     "ffi",
     "given",
     "lib",
     "load_rdma_core",
     "load_software",
-    "persist",
-    "uninterrupted",
 )
 
 Reference = TypeVar("Reference")
@@ -86,23 +79,6 @@ def given(part: str) -> Callable[[Reference], Reference]:
         return reference
 
     return give
-
-
-uninterrupted: Callable[..., Any] = c_backend.uninterrupted
-"""Call a function with arguments; a SIGINT meanwhile is handled behind the call. In C also where
-the backend is Python's: written in Python it would leave moments open."""
-
-persist: Callable[[Callable[[], object]], object] = c_backend.persist
-"""Call a function until it finds memory, with 50 ms between the calls, and return its result. A
-thread that begins with this call allocates nothing before it, and so does not end there."""
-
-
-def deliver_interrupts(function: Reference) -> Reference:
-    """Decorate what has a deferred interrupt handled by the event loop: `function(handler, error)`
-    has the handler called, or the error raised if there is one, and returns True; False: no event
-    loop runs here, and the deferring call itself does that."""
-    c_backend.give(deliver=function)
-    return function
 
 
 def load_rdma_core() -> Any:

@@ -10,7 +10,6 @@ When the last block of a slab is returned, the slab is freed, except for one sla
 import mmap
 from contextlib import suppress
 
-from aiordma._base.interrupts import deferring
 from aiordma._native import Lease, Pool, Slab
 from aiordma._requests.registrations import RegistrationCache
 from aiordma.verbs import MemoryRegion, MemorySlice, ProtectionDomain
@@ -52,7 +51,6 @@ class BufferPool(Pool):
         """The number of registered bytes, leased or free."""
         return sum(slab.region.length for slab in self._slabs)
 
-    @deferring
     def _next_slab(self, size: int) -> Slab:
         """Make a slab with free blocks the current one of its size."""
         others = self._others.setdefault(size, {})
@@ -73,7 +71,6 @@ class BufferPool(Pool):
         self._slabs[slab] = None
         return slab
 
-    @deferring
     def _has_room(self, slab: Slab) -> None:
         """Note that a slab has its first free block, or only free blocks. It is not the current
         one of its size."""

@@ -23,7 +23,6 @@ from time import monotonic_ns
 from typing import Any, Generic, Protocol, TypeVar
 
 from aiordma._base.errors import detached
-from aiordma._base.interrupts import deferring
 from aiordma._base.ranges import RemoteMemory
 from aiordma._loop.ending import ATTEMPTS
 from aiordma._loop.event_loop import EventLoop, Waiter
@@ -388,7 +387,6 @@ class WorkRequest:
         """
         self._run = run
 
-    @deferring
     def _complete(self, raw: tuple[int, ...], /) -> None:
         """Complete the request with a work completion. If it raises MemoryError, call it again."""
         if not self.done():
@@ -413,7 +411,6 @@ class WorkRequest:
             raise
         self._run = ()
 
-    @deferring
     def _fail(self, error: Exception, /) -> None:
         """Fail the request without a completion: the queue pair was destroyed, or the request
         was never posted. A request that has completed is not changed. The error is stored:
@@ -507,7 +504,6 @@ class WorkRequest:
         except Exception:
             logger.exception("a callback of %r failed", self)
 
-    @deferring
     def _drop(self) -> None:
         """Release the memory of a request that the device did not accept, or that has kept it. All
         of it is released, also if one raises, which is logged. If this raises MemoryError, call it
@@ -732,7 +728,6 @@ class Drain:
         """The number of events taken from the channel."""
         return int(self._drain.events)
 
-    @deferring
     def step(self, arm: bool, direct: bool, /) -> int:
         """Take the channel's events, poll a batch and deliver it; then arm, and poll once more.
 

@@ -16,7 +16,6 @@ from typing import Any
 from weakref import finalize, ref
 
 from aiordma._base.enums import WorkCompletionFlag, WorkCompletionOpcode
-from aiordma._base.interrupts import deferring_method
 from aiordma._loop.ending import ATTEMPTS
 from aiordma._loop.event_loop import Waiter
 from aiordma._native import Lease, Pool
@@ -71,13 +70,11 @@ class PooledReceives:
         """Set the queue of all arrivals."""
         self._queue = queue
 
-    @deferring_method
     def fill(self, count: int, size: int, /) -> None:
         """Lease `count` blocks of `size` bytes, and post them in one call."""
         self._unposted += [self._pool.lease(size) for _ in range(count)]
         self.post_unposted()
 
-    @deferring_method
     def give_back(self, lease: Lease, /) -> None:
         """Post a block again, with the next chain. If it cannot be posted, it is released."""
         try:
@@ -89,7 +86,6 @@ class PooledReceives:
         if len(self._unposted) >= self.chain or not self._posted:
             self.post_unposted()
 
-    @deferring_method
     def post_unposted(self) -> None:
         """Post the chain of blocks that were given back."""
         leases = self._unposted
@@ -203,7 +199,6 @@ class ArrivalQueue:
         """Return None: this backend waits first."""
         return None
 
-    @deferring_method
     def take_data(self) -> bytes:
         """Return a copy of the first arrival, which exists, and give back its block. If there is no
         memory for the copy, the arrival stays the first one."""
@@ -214,7 +209,6 @@ class ArrivalQueue:
         """Return None: this backend waits first."""
         return None
 
-    @deferring_method
     def take_datagram(self, senders: Any, /) -> Any:
         """Return the first arrival, which exists, as a datagram, and give back its block."""
         return self._take_as(
@@ -225,7 +219,6 @@ class ArrivalQueue:
         """Return None: this backend waits first."""
         return None
 
-    @deferring_method
     def take_message(self, message: Callable[..., Any], /) -> Any:
         """Return the first arrival, which exists, as a message of this class, and give back its
         block."""
@@ -268,7 +261,6 @@ class ArrivalQueue:
         if self._waiter is not None:
             self._waiter.wake()
 
-    @deferring_method
     def discard(self) -> None:
         """Drop all arrivals: give back their blocks."""
         while self._arrived:
@@ -299,7 +291,6 @@ class ArrivalView:
         view: memoryview = await self._queue._owner.enter(self)
         return view
 
-    @deferring_method
     def _open(self) -> memoryview:
         """Take the first arrival, which exists, and return the memoryview."""
         arrival = self._queue._take()
@@ -315,7 +306,6 @@ class ArrivalView:
         self._queue.views += 1
         return self._view
 
-    @deferring_method
     def __aexit__(
         self,
         kind: type[BaseException] | None,
@@ -333,7 +323,6 @@ class ArrivalView:
             self._queue._owner.end_elsewhere(self)
         return _Ended()
 
-    @deferring_method
     def _end(self) -> None:
         """Give back the block of a view that is released, or another one while the program uses
         it."""

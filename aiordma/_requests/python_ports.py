@@ -9,7 +9,6 @@ from collections.abc import Awaitable
 from threading import get_ident
 from typing import Any
 
-from aiordma._base.interrupts import deferring
 from aiordma._base.process import here
 from aiordma._base.ranges import RemoteMemory
 from aiordma._native import HandleBase, Part, Pool, Slots, ffi, lib
@@ -82,7 +81,6 @@ class _Port:
         self._queue_pair = self._shared = ffi.NULL
         self._max_message = self._max_inline = 0
 
-    @deferring
     def receive_all(
         self, parts: list[Any], /
     ) -> list[WorkRequest] | tuple[int, list[WorkRequest]] | None:
@@ -252,7 +250,6 @@ class Port(_Port):
         self._queue_pair = ffi.cast("struct ibv_qp *", queue_pair)
         self._max_message, self._max_inline = max_message, max_inline
 
-    @deferring
     def send(
         self,
         data: Any,
@@ -279,7 +276,6 @@ class Port(_Port):
         """Return None: this backend takes the general path."""
         return None
 
-    @deferring
     def write(
         self,
         local: Any,
@@ -306,7 +302,6 @@ class Port(_Port):
         """Return None: this backend takes the general path."""
         return None
 
-    @deferring
     def read(self, remote: Any, local: Any, *, fence: Any = False) -> WorkRequest | None:
         """Post a READ. None: take the general path."""
         return self._post_send(self._read_read(remote, local)) if _is_false(fence) else None
@@ -373,7 +368,6 @@ class Port(_Port):
     def set_senders(self, senders: object, /) -> None:
         """Do nothing: this backend posts no receives of datagrams."""
 
-    @deferring
     def receive(self, buffer: Any) -> WorkRequest | None:
         """Post a receive. None: take the general path."""
         plain = self._read_receive(buffer) if self._queue_pair else None
@@ -548,7 +542,6 @@ class ChainPort:
         """The number of requests."""
         return len(self._collected)
 
-    @deferring
     def send(
         self,
         data: Any,
@@ -575,7 +568,6 @@ class ChainPort:
         """Return None: this backend takes the general path."""
         return None
 
-    @deferring
     def write(
         self,
         local: Any,
@@ -602,7 +594,6 @@ class ChainPort:
         """Return None: this backend takes the general path."""
         return None
 
-    @deferring
     def read(self, remote: Any, local: Any, *, fence: Any = False) -> WorkRequest | None:
         """Collect a READ. None: take the general path."""
         if self.over or not _is_false(fence):
@@ -665,7 +656,6 @@ class ChainPort:
         """Return all requests, in order."""
         return [request for request, _ in self._collected]
 
-    @deferring
     def post(self, signal_last_only: bool, works: int = 0, sges: bytes = b"", /) -> int:
         """Post all requests in order, in one call.
 

@@ -11,7 +11,6 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from aiordma._base.backend import BACKEND
-from aiordma._base.interrupts import deferring_method, deferring_steps
 from aiordma._native import c_backend
 from aiordma._requests import python, python_arrivals, python_ports
 from aiordma._requests.python import BATCH, Entry, Holdable, RequestOwner
@@ -37,7 +36,6 @@ __all__ = (
     "awaits_path",
     "begin_trace",
     "calls_port",
-    "ends_chain",
     "take_trace",
 )
 
@@ -94,32 +92,17 @@ def calls_port(name: str) -> Callable[[Function], Function]:
     return choose
 
 
-def ends_chain(method: Function) -> Function:
-    """Decorate the end of a chain's block. No SIGINT is handled before its first step, because the
-    requests of a chain that is not posted never end. The backend in C posts a chain of plain
-    requests, without Python code."""
-    first = c_backend.end_chain if BACKEND == "c" else None
-    return deferring_method(method, first)
-
-
 def awaits_path(name: str) -> Callable[[Method], Method]:
-    """Decorate a coroutine method that changes state: a SIGINT is handled after it has reached its
-    next wait (`deferring_steps`). With the backend in C, the method `name` of `self._path` does
-    what is usual, and calls the decorated method for the rest.
-
-    An interrupt loses no byte there either: Python handles signals before the path's first step and
-    before it goes on after a wait. Behind its last step, this coroutine returns without such a
-    point.
-    """
+    """Decorate a coroutine method. With the backend in C, the method `name` of `self._path` does
+    what is usual, and calls the decorated method for the rest."""
 
     def choose(method: Method) -> Method:
-        general = deferring_steps(method)
         if BACKEND != "c":
-            return cast(Method, general)
+            return method
 
         @wraps(method)
         async def run(self: Any, *arguments: Any, **keywords: Any) -> Any:
-            return await getattr(self._path, name)(general, (self, *arguments), keywords)
+            return await getattr(self._path, name)(method, (self, *arguments), keywords)
 
         return cast(Method, run)
 

@@ -136,7 +136,7 @@ class DeviceHub:
     def start(self) -> None:
         """Watch the channel, and subscribe to the device's events."""
         start_trace_of_environment()
-        self.loop.watch(self.channel.fd, self._readable, hot=True)
+        self.loop.watch(self.channel.fd, self._readable)
         self._events = join_router(self.context, self.loop, self.handle_async_event)
         self.loop.watch(self.context.async_fd, self._async_readable)
         self._arms = not self.loop.poll(self.steps)

@@ -22,7 +22,6 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from aiordma._base.errors import BusyError, ClosedError, EventLoopError, VerbsCallError
-from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider
 from aiordma._loop.ending import Ending, end, repeated
@@ -145,7 +144,6 @@ class Reactor:
         """Deliver no more events of an identifier. Call this before destroying it."""
         self._handlers.pop(identifier.key, None)
 
-    @deferring
     def poll_events(self) -> bool:
         """Deliver the pending CM events, and return whether all were delivered. During destroying
         calls, no event is taken."""
@@ -195,7 +193,6 @@ class Reactor:
             return False
         return True
 
-    @deferring
     def after_events(self, callback: Callable[[], None]) -> None:
         """Call the callback once every pending CM event has been delivered: at once if events can
         be taken, else after the destroying calls."""
@@ -204,7 +201,6 @@ class Reactor:
         else:
             self._after_events.append(callback)
 
-    @deferring
     def destroy(
         self,
         function: Callable[[], object],
@@ -411,7 +407,6 @@ class Reactor:
 
     # -- the end ------------------------------------------------------------------------------
 
-    @deferring
     def retain(self) -> None:
         """Count one more user.
 
@@ -431,14 +426,13 @@ class Reactor:
 
         Raises: as `retain`.
         """
-        release = uninterrupted(Ending(self.loop, *self._releasing()).run)
+        release = Ending(self.loop, *self._releasing()).run
         self.retain()
         try:
             yield
         finally:
             release()
 
-    @deferring
     def release(self, then: Callable[[], object] = lambda: None) -> None:
         """Count one user less. The last one closes the reactor. `then` is called when it is closed;
         if there are other users, at once. It is a step of an Ending.
@@ -572,7 +566,6 @@ class Reactor:
 
     # -- closing outside of the loop ----------------------------------------------------------
 
-    @deferring
     def require_here(self, what: object, close: Callable[[], None]) -> None:
         """Check that the loop runs here, because the caller could not wait for `close` otherwise.
 
@@ -588,7 +581,6 @@ class Reactor:
             outcome = self.close_elsewhere(close)
             raise EventLoopError(f"{error}; {outcome}") from None
 
-    @deferring
     def close_elsewhere(self, close: Callable[[], None]) -> str:
         """Call `close` outside of the loop, if possible. Return the outcome, for a message."""
         if self.loop.has_ended:

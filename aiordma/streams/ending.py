@@ -4,7 +4,6 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from aiordma._base.interrupts import uninterrupted
 from aiordma._connection.connection import Connection
 
 __all__ = ("ABORT_SECONDS", "Drains", "call_weakly", "close_once_drained")
@@ -51,5 +50,5 @@ def close_once_drained(connection: Connection, channel: Drains) -> None:
 
     most = min(channel.close_timeout, ABORT_SECONDS)
     timer = connection._endpoint.loop.call_later(most, close)
-    if not channel.notify_drained(uninterrupted(close)):
+    if not channel.notify_drained(close):
         close()

@@ -13,7 +13,6 @@ from typing import Any, Unpack
 from weakref import WeakKeyDictionary, WeakSet
 
 from aiordma._base.arguments import seconds, wrong_type
-from aiordma._base.interrupts import uninterrupted
 from aiordma._base.process import here
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
@@ -218,7 +217,7 @@ class StreamEventLoop(PollingEventLoop):
             if sock.fileno() == -1:
                 _close(self._replaced.pop(sock))
         if any(each.stream is not None for each in self._replaced.values()):
-            self._sweep = self.call_later(_SWEEP_SECONDS, uninterrupted(self._close_unused))
+            self._sweep = self.call_later(_SWEEP_SECONDS, self._close_unused)
 
     async def _use_as_socket(self, sock: socket.socket) -> None:
         replaced = self._replaced.pop(sock, None)

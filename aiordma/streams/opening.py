@@ -24,7 +24,6 @@ from aiordma._base.errors import (
     cause_text,
     is_backlog_full,
 )
-from aiordma._base.interrupts import deferring_steps, uninterrupted
 from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionKeywords, ConnectionOptions, unknown_parameter
 from aiordma._base.socket_address import SocketAddress, address_text
@@ -270,15 +269,15 @@ def _withdraw(connection: Connection, rsocket: Rsocket) -> None:
             return
         rsocket.begin(is_first=True)
         rsocket.path.close_write(True)
-        if not rsocket.notify_drained(uninterrupted(close)):
+        if not rsocket.notify_drained(close):
             close()
 
     most = min(rsocket.close_timeout, ABORT_SECONDS)
-    timer = endpoint.loop.call_later(most, uninterrupted(close))
+    timer = endpoint.loop.call_later(most, close)
     if endpoint.state is ConnectionState.ESTABLISHED:
         end()
     else:
-        endpoint.call_once_answered(uninterrupted(end))
+        endpoint.call_once_answered(end)
 
 
 @contextmanager
@@ -290,7 +289,6 @@ def _naming(operation: str) -> Iterator[None]:
         raise StreamProtocolError(f"{operation}: {error}") from None
 
 
-@deferring_steps
 async def connect_rsocket(
     settings: StreamSettings,
     host: str,
@@ -324,7 +322,7 @@ async def connect_rsocket(
         # If it fails, it closes the connection itself: in the background while the driver waits for
         # the peer, which takes iWARP's up to two minutes.
         endpoint = connection._endpoint
-        endpoint.on_withdrawal = uninterrupted(partial(_withdraw, connection, rsocket))
+        endpoint.on_withdrawal = partial(_withdraw, connection, rsocket)
         try:
             await connection.establish(private_data=rsocket.hello())
         finally:
@@ -394,7 +392,6 @@ async def listen_stream(
     )
 
 
-@deferring_steps
 async def listen_for_rsockets(
     settings: StreamSettings,
     host: str,

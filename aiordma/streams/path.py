@@ -18,7 +18,6 @@ from typing import Protocol
 
 from aiordma._base.enums import Access, WorkCompletionOpcode
 from aiordma._base.errors import RdmaError, StreamProtocolError
-from aiordma._base.interrupts import uninterrupted
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.connection import Connection
 from aiordma._requests.request import WorkRequest
@@ -412,7 +411,7 @@ class StreamPath:
         except RdmaError as error:
             self._fail(error)
             return False
-        request.add_done_callback(uninterrupted(sent))
+        request.add_done_callback(sent)
         return True
 
     def _data_sent(self, request: WorkRequest) -> None:
@@ -491,7 +490,7 @@ class StreamPath:
     def _post_receive(self, word: MemorySlice) -> None:
         connection = self._connection()
         if connection is not None:
-            connection.post_recv(word).add_done_callback(uninterrupted(self._arrived))
+            connection.post_recv(word).add_done_callback(self._arrived)
 
     def _arrived(self, request: WorkRequest) -> None:
         if request.exception() is not None:

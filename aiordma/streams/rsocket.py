@@ -13,7 +13,6 @@ from aiordma._base.errors import (
     StreamProtocolError,
     detached,
 )
-from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._connection.connection import Connection
 from aiordma._endpoint.capabilities import has_immediate
 from aiordma._endpoint.domain_state import wrong_domain
@@ -181,7 +180,7 @@ class Rsocket:
         Cancellation: has no effect on the stream.
         """
         drained = Once(self._endpoint.loop)
-        if self.notify_drained(uninterrupted(drained.set)):
+        if self.notify_drained(drained.set):
             await drained.wait()
 
     def notify_drained(self, callback: Callable[[], object], /) -> bool:
@@ -194,12 +193,10 @@ class Rsocket:
 
     # -- the end, by the path ---------------------------------------------------------------------
 
-    @deferring
     def violated(self, text: str) -> None:
         """See Owner."""
         self.fail(StreamProtocolError(f"{self._endpoint.name}: {text}"))
 
-    @deferring
     def wrong_arrival(self, completion: WorkCompletion) -> None:
         """See Owner."""
         # The bytes of a SEND are in the receive's memory, and not in the ring.
@@ -211,7 +208,6 @@ class Rsocket:
         else:
             self.violated(f"the peer sent a message that is no SEND of a word ({kind})")
 
-    @deferring
     def refused(self, post: tuple[int, bool]) -> None:
         """See Owner."""
         error, is_receive = post
@@ -223,7 +219,6 @@ class Rsocket:
         except RdmaError as found:
             self.fail(found)
 
-    @deferring
     def fail(self, error: Exception) -> None:
         """See Owner."""
         if self._error is None:

@@ -22,7 +22,6 @@ from aiordma._base.errors import (
     cause_text,
 )
 from aiordma._base.hints import cannot_bind, is_own_address
-from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.process import forked, here, require_same_process
 from aiordma._base.provider import SOFTWARE, Requirement, checked_device
 from aiordma._base.socket_address import SocketAddress
@@ -178,7 +177,6 @@ class StreamServer(asyncio.AbstractServer):
         finally:
             self._serving = None
 
-    @deferring_steps
     async def _accept(self, listener: StreamListener) -> None:
         while True:
             try:
@@ -227,7 +225,6 @@ class StreamServer(asyncio.AbstractServer):
                     waiter.set_result(None)
             self._idle.clear()
 
-    @deferring
     def close(self) -> None:
         """Stop listening. Accepted streams stay open. Idempotent.
 

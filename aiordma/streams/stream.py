@@ -12,7 +12,6 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from aiordma._base.arguments import Buffer, whole_number
 from aiordma._base.errors import BusyError, ClosedError, DisconnectedError
-from aiordma._base.interrupts import deferring_steps
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._loop.threads import Once
@@ -206,7 +205,6 @@ class Stream(ByteStream):
         finally:
             self._path.sending = False
 
-    @deferring_steps
     async def wait_writable(self) -> None:
         """Wait until a `send` of one byte would not wait.
 
@@ -267,7 +265,6 @@ class Stream(ByteStream):
             self._path.on_writable = None
         self._require_open()
 
-    @deferring_steps
     async def send_eof(self) -> None:
         """End the data of this side. The peer receives the end after everything that was sent. This
         side can still receive. If the peer has ended both directions, nothing is sent. Idempotent.
@@ -299,7 +296,6 @@ class Stream(ByteStream):
 
     # -- the end ----------------------------------------------------------------------------------
 
-    @deferring_steps
     async def aclose(self) -> None:
         """End both directions, wait at most `close_timeout` seconds until the peer's device has
         everything that was sent, and release everything. Data that was not received is dropped.

@@ -13,7 +13,6 @@ from typing import Any, Protocol, cast
 
 from aiordma._base.arguments import Buffer
 from aiordma._base.errors import ClosedError, RdmaError
-from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._connection.connection import Connection
 from aiordma.streams.ending import Drains, call_weakly, close_once_drained
@@ -157,11 +156,11 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         # Separate callbacks, as in asyncio: the loop reports an error of connection_made, and the
         # transport goes on.
         loop.call_soon(protocol.connection_made, self)
-        loop.call_soon(uninterrupted(self._begin), waiter)
+        loop.call_soon(self._begin, waiter)
 
     def _begin(self, waiter: "asyncio.Future[None] | None") -> None:
         if not self._lost:
-            self._path.on_readable = uninterrupted(self._schedule)
+            self._path.on_readable = self._schedule
             self._watch_room()
             self._schedule()
         if waiter is not None and not waiter.cancelled():
@@ -203,7 +202,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             # the context in which the transport was made, as by asyncio: the completion may be
             # delivered in any other.
             peer = self._extra["peername"]
-            self._loop.call_soon(uninterrupted(self._process), peer, context=self._context)
+            self._loop.call_soon(self._process, peer, context=self._context)
 
     def _watch_room(self) -> None:
         """Set the callback for free space in the ring if there is something to be written, else
@@ -320,7 +319,6 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         """
         return not self._paused and not self._closing
 
-    @deferring
     def pause_reading(self) -> None:
         """As asyncio.ReadTransport.pause_reading. The peer is held back once the ring is full.
 
@@ -329,7 +327,6 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         if not self._closing:
             self._paused = True
 
-    @deferring
     def resume_reading(self) -> None:
         """As asyncio.ReadTransport.resume_reading.
 
@@ -341,7 +338,6 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
 
     # -- writing ----------------------------------------------------------------------------------
 
-    @deferring
     def write(self, data: Buffer) -> None:
         """As asyncio.WriteTransport.write: returns at once.
 
@@ -481,7 +477,6 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         """
         return True
 
-    @deferring
     def write_eof(self) -> None:
         """As asyncio.WriteTransport.write_eof.
 
@@ -522,7 +517,6 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         """
         return self._closing
 
-    @deferring
     def close(self) -> None:
         """As asyncio.BaseTransport.close: what was written is posted first, at the peer's pace and
         without a time limit. (`abort` ends that.) Then connection_lost is called as soon as the
@@ -535,7 +529,6 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._note_closing()
         self._end_if_posted()
 
-    @deferring
     def abort(self) -> None:
         """As asyncio.WriteTransport.abort: connection_lost is called in the loop's next turn.
 
@@ -619,7 +612,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             self._lose_soon(None)
             return
         self._end_data()
-        self._loop.call_soon(uninterrupted(self._settle), context=self._context)
+        self._loop.call_soon(self._settle, context=self._context)
 
     def _settle(self) -> None:
         """The step after `_finish`, in the loop's next turn: a loop that polls has the answers of
@@ -627,9 +620,9 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         transports."""
         if self._losing or self._has_loop_ended():
             return
-        lose = uninterrupted(partial(self._lose_soon, None))
+        lose = partial(self._lose_soon, None)
         if self._channel.notify_drained(lose):
-            give_up = uninterrupted(self._give_up)
+            give_up = self._give_up
             self._end_timer = self._loop.call_later(self._channel.close_timeout, give_up)
         else:
             self._losing = True
@@ -645,7 +638,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._losing = True
         if self._end_timer is not None:
             self._end_timer.cancel()
-        self._loop.call_soon(uninterrupted(self._lose), error, context=self._context)
+        self._loop.call_soon(self._lose, error, context=self._context)
 
     def _lose(self, error: BaseException | None) -> None:
         self._path.on_readable = self._path.on_writable = None

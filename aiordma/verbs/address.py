@@ -5,7 +5,6 @@ from typing import Any
 
 from aiordma._base.arguments import data, instance, whole_number
 from aiordma._base.errors import BusyError, check_positive_errno
-from aiordma._base.interrupts import deferring
 from aiordma._native import ffi, lib
 from aiordma.verbs.completion import COMPLETION, WorkCompletion
 from aiordma.verbs.device import Context, ProtectionDomain
@@ -172,7 +171,6 @@ class AddressHandle(Resource):
     _in_use: bool = False
     """Whether requests of a datagram socket use it that nobody can wait for."""
 
-    @deferring
     def __init__(self, domain: ProtectionDomain, vector: AddressVector) -> None:
         instance(domain, "domain", ProtectionDomain, "AddressHandle")
         instance(vector, "vector", AddressVector, "AddressHandle")

@@ -20,7 +20,6 @@ from aiordma._base.errors import (
     check_positive_errno,
     check_supported,
 )
-from aiordma._base.interrupts import deferring
 from aiordma._base.provider import Provider
 from aiordma._native import CompletionFields, ffi, given, lib
 from aiordma.verbs.device import Context
@@ -98,7 +97,6 @@ class CompletionChannel(Resource):
 
     _closing_rank = 2
 
-    @deferring
     def __init__(self, context: Context) -> None:
         resource(context, "context", "a Context", "CompletionChannel")
         super().__init__(context)
@@ -118,7 +116,6 @@ class CompletionChannel(Resource):
     def __repr__(self) -> str:
         return f"<CompletionChannel of {self.context.device_name}>"
 
-    @deferring
     def events(self) -> "list[CompletionQueue]":
         """Take the pending events, acknowledge them, and return their queues, oldest first.
 
@@ -182,7 +179,6 @@ class CompletionQueue(Resource):
 
     _closing_rank = 1
 
-    @deferring
     def __init__(
         self,
         context: Context,

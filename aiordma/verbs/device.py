@@ -16,7 +16,6 @@ from aiordma._base.errors import (
     check_positive_errno,
     check_supported,
 )
-from aiordma._base.interrupts import deferring
 from aiordma._base.provider import (
     SOFTWARE,
     Provider,
@@ -67,7 +66,6 @@ class Device:
         return f"Device({self.name!r})"
 
     @staticmethod
-    @deferring
     def names() -> list[str]:
         """Return the names of this machine's RDMA devices, and, last, the name of the built-in
         software device. If rdma-core is not installed, the software device is the only one.
@@ -85,7 +83,6 @@ class Device:
         return [*real, *_names(software())]
 
     @property
-    @deferring
     def guid(self) -> int:
         """The node GUID, as a number in host order. Does not open the device (man
         ibv_get_device_guid).
@@ -98,7 +95,6 @@ class Device:
         with self._found(provider) as device:
             return guid_of(provider.get_device_guid(device))
 
-    @deferring
     def open(self) -> "Context":
         """Open the device.
 
@@ -128,7 +124,6 @@ class Device:
             yield devices[names.index(self.name)]
 
 
-@deferring
 def require_device(name: str) -> None:
     """Check that there is a device of this name.
 
@@ -478,7 +473,6 @@ class ProtectionDomain(Resource):
     See: man ibv_alloc_pd.
     """
 
-    @deferring
     def __init__(self, context: Context) -> None:
         resource(context, "context", "a Context", "ProtectionDomain")
         super().__init__(context)

@@ -11,7 +11,6 @@ from aiordma._base.errors import (
     VerbsCallError,
     check_supported,
 )
-from aiordma._base.interrupts import deferring
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.foreign_memory import RegistrableMemory
 from aiordma.verbs.memory import MemoryRegion
@@ -60,7 +59,6 @@ class DmabufRegion(MemoryRegion):
     See: man ibv_reg_mr, ibv_reg_dmabuf_mr.
     """
 
-    @deferring
     def __init__(
         self,
         domain: ProtectionDomain,

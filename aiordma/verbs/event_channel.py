@@ -12,7 +12,6 @@ from typing import Any
 
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import NoDeviceError, VerbsCallError, check_negative_errno
-from aiordma._base.interrupts import deferring
 from aiordma._base.provider import Provider, checked_device, usual_provider
 from aiordma._loop.ending import ATTEMPTS
 from aiordma._native import ffi, lib
@@ -67,7 +66,6 @@ class EventChannel(Resource):
     See: man rdma_create_event_channel.
     """
 
-    @deferring
     def __init__(self, device: str | Provider = "auto") -> None:
         if not isinstance(device, Provider):
             device = usual_provider(checked_device(device, "EventChannel"))

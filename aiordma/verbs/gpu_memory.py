@@ -11,7 +11,6 @@ from typing import Any
 
 from aiordma._base.enums import Access
 from aiordma._base.errors import NotSupportedError
-from aiordma._base.interrupts import deferring
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.dmabuf import DmabufRegion
 from aiordma.verbs.foreign_memory import Described, RegistrableMemory, described_on_gpu
@@ -60,7 +59,6 @@ def register_anywhere(
         ) from error
 
 
-@deferring
 def _register(domain: ProtectionDomain, found: Described, access: Access) -> DmabufRegion:
     start = found.address & ~(PAGESIZE - 1)
     descriptor = _export(start, found.address + found.length - start)

@@ -31,7 +31,6 @@ from aiordma._base.enums import (
 )
 from aiordma._base.errors import NotSupportedError, VerbsCallError, check_minus_one
 from aiordma._base.hints import cannot_bind
-from aiordma._base.interrupts import deferring
 from aiordma._base.provider import Provider
 from aiordma._base.socket_address import SocketAddress, pack_address, unpack_address
 from aiordma._native import ffi, lib
@@ -104,7 +103,6 @@ class Identifier(Resource):
 
     _closing_rank = 1
 
-    @deferring
     def __init__(
         self, channel: EventChannel, port_space: PortSpace = PortSpace.TCP, *, key: int = 0
     ) -> None:
@@ -395,7 +393,6 @@ class Identifier(Resource):
         self._require_device("rdma_cm_id")
         return Context(self.provider, self.pointer.verbs, owned=False)
 
-    @deferring
     def create_queue_pair(
         self,
         domain: ProtectionDomain,

@@ -20,7 +20,6 @@ from aiordma._base.errors import (
     check_positive_errno,
     check_supported,
 )
-from aiordma._base.interrupts import deferring
 from aiordma._base.ranges import RemoteMemory, resolve_slice
 from aiordma._native import Part, RegionBase, ffi, given, lib
 from aiordma.verbs.buffers import address_of, registrable_view
@@ -242,7 +241,6 @@ class MemoryRegion(RegionBase, Resource):
         region._begin(domain, buffer, access, None, call)
         return region
 
-    @deferring
     def _begin(
         self,
         domain: ProtectionDomain,
@@ -378,7 +376,6 @@ class MemoryRegion(RegionBase, Resource):
                 "what the device accesses"
             )
 
-    @deferring
     def reregister(
         self,
         access: Access | None = None,

@@ -5,7 +5,6 @@ from typing import Any
 from aiordma._base.arguments import member, resource, whole_number
 from aiordma._base.enums import MemoryWindowType
 from aiordma._base.errors import NotSupportedError, check_pointer
-from aiordma._base.interrupts import deferring
 from aiordma._native import ffi, lib
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.resource import Resource
@@ -35,7 +34,6 @@ class MemoryWindow(Resource):
 
     _closing_rank = 2
 
-    @deferring
     def __init__(
         self, domain: ProtectionDomain, kind: MemoryWindowType = MemoryWindowType.TYPE_2
     ) -> None:

@@ -29,7 +29,6 @@ from aiordma._base.errors import (
     VerbsCallError,
     check_positive_errno,
 )
-from aiordma._base.interrupts import deferring
 from aiordma._base.process import reentrant_lock
 from aiordma._base.provider import Provider
 from aiordma._base.ranges import RemoteMemory
@@ -242,7 +241,6 @@ class QueuePair(Resource):
     `aiordma.Connection` does this for you.
     """
 
-    @deferring
     def __init__(
         self,
         domain: ProtectionDomain,
@@ -720,7 +718,6 @@ class QueuePair(Resource):
         if error:  # without a call, which could fail, behind a post that did not
             check_positive_errno(error, "ibv_bind_mw")
 
-    @deferring
     def attach_multicast(self, gid: bytes, lid: int = 0) -> None:
         """Receive the datagrams that are sent to a multicast group; UD only.
 
@@ -748,7 +745,6 @@ class QueuePair(Resource):
                 self._groups.discard(group)
         check_positive_errno(error, "ibv_attach_mcast")
 
-    @deferring
     def detach_multicast(self, gid: bytes, lid: int = 0) -> None:
         """Stop receiving from a multicast group. `close` does this for all remaining groups.
 

@@ -15,7 +15,6 @@ from aiordma._base.errors import (
     check_pointer,
     check_positive_errno,
 )
-from aiordma._base.interrupts import deferring
 from aiordma._base.process import forked, here
 from aiordma._base.provider import Provider
 from aiordma._loop.event_loop import runs_event_loop
@@ -145,7 +144,6 @@ class Resource:
                 return found
         return None
 
-    @deferring
     def close(self) -> None:
         """Destroy the object and all of its children. Idempotent. If another thread is closing the
         object, wait for that, and if the driver refuses there, try again here.

@@ -13,7 +13,6 @@ from aiordma._base.errors import (
     VerbsCallError,
     check_positive_errno,
 )
-from aiordma._base.interrupts import deferring
 from aiordma._base.provider import Provider
 from aiordma._native import ffi, lib
 from aiordma.verbs.device import ProtectionDomain
@@ -44,7 +43,6 @@ class RawSharedReceiveQueue(Resource):
 
     _closing_rank = 1
 
-    @deferring
     def __init__(self, domain: ProtectionDomain, max_wr: int, max_sge: int = 1) -> None:
         resource(domain, "domain", "a ProtectionDomain", "RawSharedReceiveQueue")
         device = domain.context.query()

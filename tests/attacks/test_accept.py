@@ -74,6 +74,7 @@ def is_open(peer: socket.socket) -> bool:
     return False
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @loops
 def test_accept_passes_over_silent_peers(loop: str) -> None:
     with Victim(accept_and_echo, loop=loop) as victim, ExitStack() as stack:
@@ -98,6 +99,7 @@ def take_refusals(peers: list[socket.socket]) -> list[Frame]:
     return refusals
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 def test_flood_of_requests_does_not_lock_out_others() -> None:
     with Victim(serve_once_other_asks) as victim, ExitStack() as stack:
         flood = silent_peers(victim, stack, 4 * BACKLOG)

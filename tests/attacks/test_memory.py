@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 
 import anyio
+import pytest
 
 import aiordma
 from tests.attacks.good_client import GoodClient
@@ -112,6 +113,7 @@ def test_unanswered_reads_share_a_limit() -> None:
         assert victim.resident_kib() - before < (limit + 16) << 10
 
 
+@pytest.mark.promise("Load loses nothing, and leaves nothing")
 def test_idle_connections_cost_little_memory() -> None:
     count, most = 200, 64  # KiB each; their 16 receives of 16 KiB would be 256
     with (
@@ -126,6 +128,7 @@ def test_idle_connections_cost_little_memory() -> None:
         assert victim.resident_kib() - before < count * most
 
 
+@pytest.mark.promise("Load loses nothing, and leaves nothing")
 def test_memory_is_given_back_when_peers_leave() -> None:
     count, size = 60, 16000
     with Victim(serve_slow_reader) as victim, GoodClient(victim.port) as client:

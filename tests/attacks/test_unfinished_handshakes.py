@@ -79,6 +79,7 @@ def silent_server(said: bytes, *, accepts: bool = True) -> Iterator[int]:
         yield port
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.anyio
 @pytest.mark.parametrize("said", [b"", HALF_A_REPLY], ids=["nothing", "half"])
 async def test_connect_to_silent_server_times_out(said: bytes) -> None:
@@ -98,6 +99,7 @@ async def test_connect_to_full_server_times_out() -> None:
         await aiordma.connect(HOST, port, device="software", timeout=3)
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 def test_peers_without_a_first_frame_delay_no_other() -> None:
     with Victim(serve_echo) as victim, ExitStack() as stack:
         for _ in range(50):
@@ -108,6 +110,7 @@ def test_peers_without_a_first_frame_delay_no_other() -> None:
             client.must_progress()
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 def test_unfinished_handshakes_of_serve_are_bounded() -> None:
     with Victim(serve_echo_patiently) as victim, ExitStack() as stack:
         with GoodClient(victim.port, OTHER_HOST) as before:
@@ -131,6 +134,7 @@ def test_unfinished_handshakes_of_serve_are_bounded() -> None:
         assert "Traceback" not in victim.log()
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 def test_peer_without_a_first_frame_is_dropped() -> None:
     with Victim(serve_echo_impatiently) as victim:
         with ExitStack() as stack:

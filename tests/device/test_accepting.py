@@ -57,6 +57,7 @@ async def passed_over(
         yield client, server
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @slow
 async def test_accept_returns_the_first_established() -> None:
     async with (
@@ -68,6 +69,7 @@ async def test_accept_returns_the_first_established() -> None:
         await both_ways(client, server)
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @slow
 async def test_late_peer_is_for_the_next_accept() -> None:
     async with listen() as listener, silent_peer(listener.port) as late:
@@ -78,6 +80,7 @@ async def test_late_peer_is_for_the_next_accept() -> None:
         assert len(handshakes_of(listener)) == 0
 
 
+@pytest.mark.promise("What remains after a cancellation")
 @slow
 async def test_cancelled_accept_leaves_its_handshake() -> None:
     async with listen() as listener, silent_peer(listener.port) as late:
@@ -90,6 +93,7 @@ async def test_cancelled_accept_leaves_its_handshake() -> None:
             assert server.is_connected
 
 
+@pytest.mark.promise("What remains after a cancellation")
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89])
 async def test_accept_cancelled_at_any_turn_loses_no_peer(turns: int) -> None:
     async with listen() as listener, anyio.create_task_group() as group:
@@ -165,6 +169,7 @@ async def test_closing_ends_a_handshake_as_it_begins() -> None:
     assert not reactor_in_use()
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @slow
 async def test_close_ends_connections_not_accepted() -> None:
     async with listen() as listener, silent_peer(listener.port) as late, passed_over(listener):
@@ -203,6 +208,10 @@ async def test_cancelled_serve_ends_handshakes_left_behind() -> None:
         await silent.ended()
 
 
+@pytest.mark.promise(
+    "Every wait has a bound, except waits for the peer's program",
+    "A listener's peers do not hold each other up",
+)
 @slow
 async def test_accept_raises_that_a_peer_did_not_finish() -> None:
     async with listen(accept_timeout=0.2) as listener, silent_peer(listener.port) as silent:
@@ -211,6 +220,7 @@ async def test_accept_raises_that_a_peer_did_not_finish() -> None:
         await silent.ended()
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @slow
 async def test_failure_without_a_caller_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "aiordma")
@@ -224,6 +234,7 @@ async def test_failure_without_a_caller_is_logged(caplog: pytest.LogCaptureFixtu
     assert "was not accepted: " in record.getMessage()
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @slow
 async def test_accepted_peers_got_the_calls_private_data() -> None:
     async with listen() as listener, silent_peer(listener.port) as one:
@@ -237,6 +248,7 @@ async def test_accepted_peers_got_the_calls_private_data() -> None:
                 assert server.is_connected
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @slow
 async def test_silent_peers_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshakes, "MOST_HANDSHAKES", 2)
@@ -319,6 +331,7 @@ def open_slowly(monkeypatch: pytest.MonkeyPatch, wait: Any) -> None:
 each_kind = pytest.mark.parametrize("kind", ["serve", "accept", "streams"])
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @one_loop
 @pytest.mark.natively
 @each_kind
@@ -333,6 +346,7 @@ async def test_no_peer_gives_way_because_the_loop_is_busy(
     assert "gave way" not in caplog.text
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @one_loop
 @pytest.mark.natively
 @each_kind
@@ -347,6 +361,7 @@ async def test_no_peer_gives_way_because_threads_are_busy(
     assert "gave way" not in caplog.text
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @one_loop
 @pytest.mark.natively
 @each_kind
@@ -378,6 +393,7 @@ async def test_no_peer_gives_way_while_its_event_waits(
     assert "gave way" not in caplog.text
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @one_loop
 @pytest.mark.natively
 @each_kind
@@ -408,6 +424,7 @@ async def test_silent_peer_gives_way_before_one_without_a_queue_pair(
             await until(lambda: listener.statistics().established == 2)
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @one_loop
 @pytest.mark.natively
 async def test_streams_are_accepted_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,6 +478,7 @@ accepts = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @one_loop
 @pytest.mark.natively
 @accepts
@@ -475,6 +493,7 @@ async def test_accept_needs_no_thread_of_connects(options: dict[str, Any]) -> No
             may_end.set()
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @one_loop
 @pytest.mark.natively
 @accepts
@@ -489,6 +508,7 @@ async def test_accept_does_not_wait_for_locks_of_connects(options: dict[str, Any
                 await accept_silent(listener, other)
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @one_loop
 @pytest.mark.natively
 async def test_few_connects_make_their_queue_pairs_at_a_time(

@@ -288,6 +288,7 @@ NO_PARAMETERS = {
 }
 
 
+@pytest.mark.promise("Invalid arguments raise before any C call")
 def test_every_method_of_a_connection_is_in_the_table() -> None:
     methods = {
         name
@@ -317,6 +318,7 @@ async def refuses(call: Call, name: str, parameter: str, world: World) -> None:
         assert text.startswith(f"{function}(): {parameter}"), text
 
 
+@pytest.mark.promise("Invalid arguments raise before any C call")
 @one_loop
 @pytest.mark.parametrize(
     "name",
@@ -591,6 +593,7 @@ OPENERS: dict[str, tuple[dict[str, Any], dict[str, object]]] = {
 }
 
 
+@pytest.mark.promise("Invalid arguments raise before any C call")
 @one_loop
 @pytest.mark.parametrize("name", OPENERS)
 async def test_an_opener_refuses_before_anything_is_opened(name: str) -> None:
@@ -668,6 +671,7 @@ def _opener_of_streams(name: str) -> tuple[Call, dict[str, object]]:
     return Call(lambda w, **k: getattr(streams, name)(**k), lambda w: arguments, kinds), kinds
 
 
+@pytest.mark.promise("Invalid arguments raise before any C call")
 @one_loop
 @pytest.mark.parametrize("name", STREAM_OPENERS)
 async def test_an_opener_of_streams_refuses_before_anything_is_opened(name: str) -> None:

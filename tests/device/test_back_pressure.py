@@ -12,6 +12,7 @@ from tests.internals import free_sends, hub_of, probes_of, queues_of
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.promise("A full queue waits or raises, and loses nothing")
 @pytest.mark.capability("rnr")
 async def test_a_fast_sender_waits_for_a_slow_receiver_and_nothing_is_lost() -> None:
     options = {"receive_buffers": 2, "receive_size": 64}
@@ -33,6 +34,7 @@ async def test_a_fast_sender_waits_for_a_slow_receiver_and_nothing_is_lost() -> 
         assert free_sends(client) == 8
 
 
+@pytest.mark.promise("A full queue waits or raises, and loses nothing")
 @pytest.mark.capability("rnr")
 async def test_senders_that_wait_are_served_in_their_order() -> None:
     async with connected(client={"max_send_wr": 2}) as (client, server):
@@ -51,6 +53,7 @@ async def test_senders_that_wait_are_served_in_their_order() -> None:
         assert arrived == sorted(arrived)
 
 
+@pytest.mark.promise("A full queue waits or raises, and loses nothing")
 @pytest.mark.capability("rnr")
 async def test_many_senders_share_the_slots_and_every_message_arrives_once() -> None:
     options = {"receive_buffers": 4}
@@ -72,6 +75,7 @@ async def test_many_senders_share_the_slots_and_every_message_arrives_once() -> 
             assert mine == [b"%d %d" % (number, i) for i in range(10)]
 
 
+@pytest.mark.promise("A full queue waits or raises, and loses nothing")
 @pytest.mark.capability("rnr")
 async def test_posts_into_a_peer_without_receives_fill_the_queue_and_no_further() -> None:
     async with connected(server=OWN_RECEIVES, client={"max_send_wr": 8}) as (client, server):
@@ -91,6 +95,7 @@ async def test_posts_into_a_peer_without_receives_fill_the_queue_and_no_further(
         assert free_sends(client) == 8
 
 
+@pytest.mark.promise("A full queue waits or raises, and loses nothing")
 async def test_no_completion_queue_is_overrun_by_many_deep_connections() -> None:
     """Forty connections of depth 128 both ways reserve more than one shared queue holds."""
     options: ConnectionKeywords = {"max_send_wr": 128, "receive_buffers": 128, "receive_size": 16}
@@ -126,6 +131,7 @@ async def test_no_completion_queue_is_overrun_by_many_deep_connections() -> None
         assert [queue.reserved for queue in queues_of(hub)] == [0] * len(queues_of(hub))
 
 
+@pytest.mark.promise("A full queue waits or raises, and loses nothing")
 async def test_concurrent_connects_reserve_exact_entries() -> None:
     options: ConnectionKeywords = {"max_send_wr": 128, "receive_buffers": 128, "receive_size": 16}
     async with await aiordma.listen(ADDRESS, 0, **options) as listener:

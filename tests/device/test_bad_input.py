@@ -212,6 +212,7 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
 NEEDS = {"readv of another length": "scattered_read"}
 
 
+@pytest.mark.promise("Invalid arguments raise before any C call")
 @one_loop
 @pytest.mark.parametrize(
     "case",
@@ -375,6 +376,7 @@ async def test_a_depth_beyond_the_device_is_refused_with_its_limit(device: Any, 
 # -- the send queue is full -------------------------------------------------------------------
 
 
+@pytest.mark.promise("A full queue waits or raises, and loses nothing")
 async def test_posts_beyond_the_depth_are_refused_and_nothing_is_lost() -> None:
     async with connected(client={"max_send_wr": 4}) as (client, server):
         # In a chain they take their slots, and end no sooner than its block.

@@ -31,6 +31,7 @@ from tests.internals import (
 pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 
 
+@pytest.mark.promise("What remains after a cancellation")
 async def test_a_cancelled_receive_loses_no_message() -> None:
     async with connected() as (client, server):
         for i in range(10):
@@ -42,6 +43,7 @@ async def test_a_cancelled_receive_loses_no_message() -> None:
             assert await server.receive() == b"%d" % i
 
 
+@pytest.mark.promise("What remains after a cancellation")
 async def test_a_receive_cancelled_as_the_message_arrives_loses_none() -> None:
     async with connected() as (client, server):
         received: list[bytes] = []
@@ -72,6 +74,9 @@ async def test_a_timed_out_receive_loses_no_message() -> None:
         assert await server.receive() == b"late"
 
 
+@pytest.mark.promise(
+    "A buffer is held until its request completes", "What remains after a cancellation"
+)
 async def test_a_cancelled_wait_for_a_request_leaves_it_in_flight_with_its_memory() -> None:
     async with connected(server=OWN_RECEIVES) as (client, server):
         region = server.register(bytearray(16))
@@ -117,6 +122,7 @@ async def test_one_cancelled_waiter_does_not_touch_the_others() -> None:
         assert lengths == [4]
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @pytest.mark.capability("rnr")
 async def test_a_plain_buffer_stays_pinned_after_its_read_or_receive_was_cancelled() -> None:
     async with connected(server=OWN_RECEIVES) as (client, server):
@@ -134,6 +140,7 @@ async def test_a_plain_buffer_stays_pinned_after_its_read_or_receive_was_cancell
         buffer.append(1)
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @pytest.mark.capability("rnr")
 async def test_a_cancelled_send_keeps_its_copy_until_the_message_is_decided() -> None:
     """The peer has no receive: the device holds the message, and with it our pooled copy."""
@@ -155,6 +162,7 @@ async def test_a_cancelled_send_keeps_its_copy_until_the_message_is_decided() ->
         assert free_sends(client) == client.options.max_send_wr
 
 
+@pytest.mark.promise("What remains after a cancellation")
 @pytest.mark.capability("rnr")
 async def test_a_cancelled_wait_for_a_slot_neither_sends_nor_leaks_it() -> None:
     options = {"max_send_wr": 1}
@@ -186,6 +194,7 @@ async def test_a_cancelled_wait_for_a_slot_neither_sends_nor_leaks_it() -> None:
         assert endpoint.sends.slots.free == 1
 
 
+@pytest.mark.promise("What remains after a cancellation")
 async def test_a_cancelled_read_may_still_write_but_only_to_its_own_buffer() -> None:
     async with connected() as (client, server):
         theirs = server.register(bytearray(b"r" * 4096), REMOTE)
@@ -198,6 +207,7 @@ async def test_a_cancelled_read_may_still_write_but_only_to_its_own_buffer() -> 
         assert await client.read_bytes(theirs.remote()) == b"r" * 4096
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 async def test_an_abandoned_request_whose_connection_is_closed_releases_its_memory() -> None:
     async with connected(server=OWN_RECEIVES) as (_, server):
         buffer = bytearray(64)
@@ -234,6 +244,7 @@ STEPS = (
 )
 
 
+@pytest.mark.promise("What remains after a cancellation")
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_connect_cancelled_at_any_step_leaves_nothing(
     step: str, attempts: list[Any]
@@ -287,6 +298,7 @@ async def test_cancelled_accept_keeps_the_listener_working() -> None:
                 await client.send(b"hello")
 
 
+@pytest.mark.promise("What remains after a cancellation", "Closing")
 async def test_a_cancelled_close_closes_all_the_same() -> None:
     async with await aiordma.listen(ADDRESS, 0) as listener:
 

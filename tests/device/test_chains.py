@@ -78,6 +78,7 @@ async def test_unsignaled_slots_are_counted_until_the_last_one_ends() -> None:
                 assert buffers[i][:length] == b"%d" % (4 * round_ + i)
 
 
+@pytest.mark.promise("A post that raises has posted nothing")
 @one_loop
 async def test_raising_chain_block_posts_nothing() -> None:
     async with connected() as (client, server):
@@ -115,6 +116,7 @@ async def test_a_chain_on_a_closed_connection_is_refused() -> None:
             client.chain()
 
 
+@pytest.mark.promise("A post that raises has posted nothing")
 @one_loop
 async def test_bad_input_leaves_the_chain_as_it_was() -> None:
     async with connected() as (client, server):
@@ -127,6 +129,7 @@ async def test_bad_input_leaves_the_chain_as_it_was() -> None:
         assert [await server.receive() for _ in range(2)] == [b"first", b"second"]
 
 
+@pytest.mark.promise("A post that raises has posted nothing")
 @one_loop
 @pytest.mark.parametrize("signal_last_only", [False, True])
 async def test_a_refused_request_is_named_and_those_before_it_are_posted(
@@ -189,6 +192,7 @@ async def test_failed_run_reports_each_requests_outcome() -> None:
         assert (await good).ok
 
 
+@pytest.mark.promise("A post that raises has posted nothing")
 @one_loop
 @pytest.mark.parametrize("way", ["alone", "chain"])
 async def test_unposted_requests_hold_memory_to_the_end(

@@ -30,6 +30,7 @@ from tests.devices import ADDRESS
 pytestmark = pytest.mark.one_kernel_device
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @OWN_LOOPS
 @pytest.mark.parametrize(
     "open_some",
@@ -108,6 +109,7 @@ def drop(task: asyncio.Task[Any]) -> None:
         cast(Any, task.get_coro()).close()
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @OWN_LOOPS
 def test_a_listener_with_waiting_peers_closes_on_a_closed_loop(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
@@ -139,6 +141,7 @@ def test_a_listener_with_waiting_peers_closes_on_a_closed_loop(
     asyncio.run(listener.aclose())  # idempotent
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @OWN_LOOPS
 def test_a_listener_with_a_handshake_closes_on_a_closed_loop(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
@@ -166,6 +169,7 @@ def test_a_listener_with_a_handshake_closes_on_a_closed_loop(
     asyncio.run(listener.aclose())  # idempotent
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @OWN_LOOPS
 def test_many_connections_close_on_a_closed_loop(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
@@ -185,6 +189,7 @@ def test_many_connections_close_on_a_closed_loop(
     assert objects() == before
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @OWN_LOOPS
 @pytest.mark.parametrize("turns", [1, 2, 8])
 def test_closing_that_a_closed_loop_interrupted_is_finished(
@@ -209,6 +214,7 @@ def test_closing_that_a_closed_loop_interrupted_is_finished(
     assert objects() == before
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @pytest.mark.natively
 @OWN_LOOPS
 def test_a_failed_callback_hinders_no_close_on_a_closed_loop(
@@ -234,6 +240,7 @@ def test_a_failed_callback_hinders_no_close_on_a_closed_loop(
     assert objects() == before
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @OWN_LOOPS
 def test_a_call_in_a_thread_hinders_no_close_on_a_closed_loop(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
@@ -270,6 +277,7 @@ def test_a_call_in_a_thread_hinders_no_close_on_a_closed_loop(
     assert objects() == before
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @OWN_LOOPS
 @pytest.mark.parametrize("seconds", [0.0, 0.001, 0.1])
 def test_a_registration_hinders_no_close_of_its_domain_on_a_closed_loop(
@@ -300,6 +308,7 @@ def test_a_registration_hinders_no_close_of_its_domain_on_a_closed_loop(
     assert objects() == before
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @pytest.mark.natively
 @OWN_LOOPS
 @pytest.mark.parametrize(
@@ -354,6 +363,7 @@ CHANGES: dict[str, Callable[[aiordma.SharedReceiveQueue], Coroutine[Any, Any, No
 }
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @pytest.mark.natively
 @pytest.mark.parametrize(
     "change",
@@ -393,6 +403,7 @@ def test_a_change_hinders_no_close_of_its_queue_on_a_closed_loop(
     assert objects() == before
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @OWN_LOOPS
 def test_a_deregistration_hinders_no_close_on_a_closed_loop(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
@@ -413,6 +424,7 @@ def test_a_deregistration_hinders_no_close_on_a_closed_loop(
     assert objects() == before
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @OWN_LOOPS
 def test_closes_on_a_closed_loop_share_one_limit(
     new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
@@ -441,6 +453,7 @@ def test_closes_on_a_closed_loop_share_one_limit(
     assert objects() == before
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @pytest.mark.capability("datagrams")
 @OWN_LOOPS
 def test_a_dropped_address_handle_hinders_no_close_on_a_closed_loop(
@@ -468,6 +481,7 @@ def test_a_dropped_address_handle_hinders_no_close_on_a_closed_loop(
     assert objects() == before
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @pytest.mark.capability("datagrams")
 @OWN_LOOPS
 def test_a_socket_that_resolves_closes_on_a_closed_loop(
@@ -493,6 +507,7 @@ def test_a_socket_that_resolves_closes_on_a_closed_loop(
     asyncio.run(opened.aclose())  # idempotent
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @pytest.mark.capability("datagrams")
 @OWN_LOOPS
 def test_a_socket_that_joins_closes_on_a_closed_loop(
@@ -517,6 +532,7 @@ def test_a_socket_that_joins_closes_on_a_closed_loop(
     asyncio.run(opened.aclose())  # idempotent
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @pytest.mark.capability("datagrams")
 @OWN_LOOPS
 def test_a_socket_that_looks_up_a_peer_closes_on_a_closed_loop(

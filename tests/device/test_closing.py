@@ -33,6 +33,7 @@ from tests.internals import endpoint_of, identifier_of, pool_of, reactor_of, req
 pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 
 
+@pytest.mark.promise("Closing")
 async def test_closing_is_idempotent_one_after_the_other_and_at_once() -> None:
     async with connected() as (client, server):
         region = client.register(bytearray(8))
@@ -60,6 +61,10 @@ async def test_every_close_returns_only_when_all_is_closed() -> None:
         assert closed == [True] * 3
 
 
+@pytest.mark.promise(
+    "Every posted request completes or fails",
+    "Every wait has a bound, except waits for the peer's program",
+)
 async def test_closing_ends_everything_that_waits() -> None:
     async with connected(server=OWN_RECEIVES) as (client, server):
         receiving, requesting = Outcome(), Outcome()
@@ -92,6 +97,7 @@ async def test_closing_ends_sends_under_way_and_sends_that_wait_for_a_slot() -> 
         assert isinstance(waiting.error, aiordma.ClosedError)
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 async def test_requests_in_flight_end_with_a_flush_that_names_the_close() -> None:
     async with connected(server=OWN_RECEIVES) as (_, server):
         region = server.register(bytearray(64 * 8))
@@ -217,6 +223,7 @@ def _drop(held: list[Any]) -> None:
     gc.collect()
 
 
+@pytest.mark.promise("Closing")
 @pytest.mark.parametrize("traced", [False, True])
 async def test_a_connection_that_is_dropped_is_closed_with_a_warning(traced: bool) -> None:
     with tracing() if traced else nullcontext():
@@ -267,6 +274,7 @@ def _run_uvloop(function: Any) -> None:
     anyio.run(function, backend="asyncio", backend_options={"use_uvloop": True})
 
 
+@pytest.mark.promise("Closing")
 @pytest.mark.parametrize("run", [_run_asyncio, _run_uvloop, _run_trio])
 def test_connections_left_open_at_the_end_of_a_loop_are_closed_with_a_warning(run: Any) -> None:
     kept: list[Any] = []

@@ -109,6 +109,7 @@ async def test_each_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) 
     assert not reactor_in_use()
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @one_loop
 async def test_a_silent_address_of_a_name_leaves_time_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
@@ -158,6 +159,7 @@ async def test_a_full_backlog_is_no_programs_answer(monkeypatch: pytest.MonkeyPa
         group.cancel_scope.cancel()
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 async def test_a_peer_that_never_answers_is_a_timeout_that_names_the_step() -> None:
     async with aiordma.listen(ADDRESS, 0) as listener, anyio.create_task_group() as group:
         requests: list[aiordma.ConnectionRequest] = []
@@ -223,6 +225,7 @@ async def _until(condition: Callable[[], bool]) -> None:
             await anyio.sleep(0.1)
 
 
+@pytest.mark.promise("No coroutine waits for a peer or the network on the event loop's thread")
 @pytest.mark.parametrize("how", ["time limit", "close"])
 @pytest.mark.capability("iwarp")
 @one_loop
@@ -261,6 +264,7 @@ async def fails_to_establish(connection: aiordma.Connection) -> None:
         await connection.establish()
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 async def test_an_address_without_an_answer_is_a_timeout_that_names_the_step() -> None:
     with silent_peer() as (address, port):
         with pytest.raises(aiordma.ConnectTimeoutError, match="waiting for the peer to accept"):
@@ -447,6 +451,7 @@ async def test_listener_close_rejects_waiting_requests() -> None:
         await listener.accept()
 
 
+@pytest.mark.promise("Messages")
 @pytest.mark.capability("heard_at_once")
 async def test_what_a_peer_sent_before_it_left_is_received_even_if_it_left_at_once() -> None:
     async with await aiordma.listen(ADDRESS, 0) as listener:

@@ -68,6 +68,7 @@ async def test_many_at_once_go_as_receives_and_slots_allow() -> None:
         assert sorted(numbers) == list(range(50))
 
 
+@pytest.mark.promise("What remains after a cancellation")
 async def test_a_cancelled_receive_loses_nothing() -> None:
     async with sockets() as (one, other, peer):
         with anyio.move_on_after(0.05) as scope:
@@ -88,6 +89,7 @@ async def test_close_ends_a_pending_receive() -> None:
     assert not reactor_in_use()
 
 
+@pytest.mark.promise("What remains after a cancellation")
 async def test_what_is_cancelled_while_opening_and_resolving_leaves_nothing() -> None:
     async with await aiordma.open_datagram(ADDRESS) as other:
         for delay in (0, 0.01, 0.03):
@@ -100,6 +102,7 @@ async def test_what_is_cancelled_while_opening_and_resolving_leaves_nothing() ->
 # -- what is sent ---------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("Datagrams")
 @one_loop
 async def test_every_length_up_to_the_mtu_arrives_and_no_longer_one_is_posted() -> None:
     async with sockets() as (one, other, peer):
@@ -171,6 +174,7 @@ async def test_ipv6_carries_datagrams_and_their_answers() -> None:
 # -- what is dropped ------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("Datagrams")
 @one_loop
 async def test_what_finds_no_receive_is_dropped_and_later_ones_arrive() -> None:
     async with sockets(other={"receive_buffers": 2}) as (one, other, peer):
@@ -182,6 +186,7 @@ async def test_what_finds_no_receive_is_dropped_and_later_ones_arrive() -> None:
         assert (await other.receive()).data == b"later"
 
 
+@pytest.mark.promise("Datagrams")
 @one_loop
 async def test_another_qkey_is_dropped() -> None:
     async with sockets() as (one, other, peer):
@@ -206,6 +211,7 @@ async def test_a_socket_with_a_qkey_of_its_own_is_found_by_its_numbers_only() ->
 # -- resolving ------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @one_loop
 async def test_resolving_says_what_failed() -> None:
     async with await aiordma.open_datagram(ADDRESS) as socket:
@@ -242,6 +248,7 @@ async def test_a_closed_socket_refuses_everything() -> None:
 # -- receives of one's own ------------------------------------------------------------------------
 
 
+@pytest.mark.promise("Datagrams")
 @one_loop
 async def test_own_receives_get_the_payload_only() -> None:
     own = {"receive_buffers": 0, "max_recv_wr": 2}
@@ -283,6 +290,7 @@ async def test_one_part_is_one_that_the_payload_goes_to() -> None:
         assert buffer[:11] == b"in one part"
 
 
+@pytest.mark.promise("Datagrams")
 @one_loop
 async def test_a_receive_that_will_not_do_is_refused() -> None:
     own = {"receive_buffers": 0, "max_recv_wr": 1}
@@ -308,6 +316,7 @@ async def test_a_receive_that_will_not_do_is_refused() -> None:
 # -- handles, and the end -------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @one_loop
 async def test_evicted_handle_outlives_its_requests() -> None:
     async with sockets(one={"most_handles": 1}) as (one, other, peer):

@@ -91,6 +91,7 @@ def check_times(found: Found, options: ConnectionOptions) -> None:
         assert kind == "NO KEEPALIVE" or seconds <= bound + LATE, (kind, seconds)
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 def test_a_black_hole_ends_every_connection(device: DeviceUnderTest) -> None:
     """A READ, a SEND and a WRITE of no bytes that were posted after the wire was cut, with the
     default options, and on siw a READ that was cut half way; and sides that only receive, with and
@@ -119,6 +120,7 @@ def test_a_black_hole_ends_every_connection(device: DeviceUnderTest) -> None:
         assert "ack_timeout=16" in text
 
 
+@pytest.mark.promise("Reconnecting repeats no request, and names those that may have been executed")
 def test_reconnecting_outlives_a_black_hole(device: DeviceUnderTest) -> None:
     assert play(device, "reconnect") == ["RetryExceededError", "2"]
 

@@ -167,12 +167,14 @@ async def opened_by_every_opener(require: str | None) -> list[str]:
     return errors
 
 
+@pytest.mark.promise("A required transport is never replaced")
 @one_loop
 async def test_every_opener_requires_rdma(device: DeviceUnderTest) -> None:
     errors = await opened_by_every_opener("rdma")
     assert len(errors) == (14 if device.name == "software" else 0), errors
 
 
+@pytest.mark.promise("A required transport is never replaced")
 @one_loop
 async def test_every_opener_requires_a_kind(device: DeviceUnderTest) -> None:
     kind = KINDS[device.driver]
@@ -195,6 +197,7 @@ async def test_datagram_socket_requires_a_kind(device: DeviceUnderTest) -> None:
                 await aiordma.open_datagram(ADDRESS, require=require)
 
 
+@pytest.mark.promise("A required transport is never replaced")
 @one_loop
 async def test_wildcard_listener_rejects_another_kind(device: DeviceUnderTest) -> None:
     kind = KINDS[device.driver]

@@ -50,6 +50,7 @@ async def registered(
             yield client, server, memory, region
 
 
+@pytest.mark.promise("The CPU does not access memory of other devices")
 @MEMORY
 async def test_peer_reads_and_writes_the_memory(udmabuf: bool) -> None:
     async with registered(udmabuf=udmabuf) as (client, _, memory, region):
@@ -65,6 +66,7 @@ async def test_peer_reads_and_writes_the_memory(udmabuf: bool) -> None:
         assert await client.read_bytes(region[:8].remote()) == b"ours" + large[4:8]
 
 
+@pytest.mark.promise("The CPU does not access memory of other devices")
 @MEMORY
 async def test_memory_is_local_memory_of_requests(udmabuf: bool) -> None:
     async with registered(udmabuf=udmabuf) as (client, server, memory, region):
@@ -90,6 +92,7 @@ async def test_whole_region_is_a_part() -> None:
         assert memory.bytes[PAGE + 64 : PAGE + 79] == b"into the region"
 
 
+@pytest.mark.promise("The CPU does not access memory of other devices")
 @pytest.mark.parametrize("length", [4, 1000])
 async def test_memory_goes_with_buffers_in_one_request(length: int) -> None:
     """Whatever is short enough to be copied is registered instead."""
@@ -133,6 +136,7 @@ async def test_atomics_work_on_the_memory() -> None:
         assert memory.bytes[PAGE + 64 : PAGE + 80] == bytes([7, *[0] * 7, 9, *[0] * 7])
 
 
+@pytest.mark.promise("The CPU does not access memory of other devices")
 async def test_region_in_use_is_not_closed() -> None:
     async with registered(server=OWN_RECEIVES) as (client, server, _, region):
         receive = server.post_recv(region[:8])
@@ -183,6 +187,7 @@ async def test_access_that_was_not_given_is_refused() -> None:
         assert isinstance(await client.ended(), Exception)
 
 
+@pytest.mark.promise("The CPU does not access memory of other devices")
 @MEMORY
 async def test_grant_ends_with_its_block(udmabuf: bool) -> None:
     async with registered(udmabuf=udmabuf, access=Access.LOCAL_WRITE) as ends:
@@ -203,6 +208,7 @@ async def test_grant_ends_with_its_block(udmabuf: bool) -> None:
         assert memory.bytes[2 * PAGE + 64 : 2 * PAGE + 72] == b"granted."
 
 
+@pytest.mark.promise("The CPU does not access memory of other devices")
 @one_loop
 async def test_grant_gives_no_access_beside_its_part() -> None:
     async with registered(access=Access.LOCAL_WRITE) as (client, server, memory, region):

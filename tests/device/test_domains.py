@@ -51,6 +51,7 @@ async def two_clients(
 # -- regions that outlive connections -------------------------------------------------------------
 
 
+@pytest.mark.promise("A peer reaches the memory of its own domain only")
 async def test_a_region_of_a_domain_outlives_connections() -> None:
     async with aiordma.open_domain(ADDRESS) as domain:
         region = await domain.register(bytearray(SECRET), Access.REMOTE_READ)
@@ -126,6 +127,7 @@ async def registering(monkeypatch: pytest.MonkeyPatch, pd: Any) -> AsyncIterator
             proceed.set()
 
 
+@pytest.mark.promise("A peer reaches the memory of its own domain only")
 @one_loop
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("call", ["register_in_thread", "send", "grant", "grant_region"])
@@ -222,6 +224,7 @@ async def test_open_domain_finds_the_device_that_reaches_an_address() -> None:
 # -- refused before C sees it ---------------------------------------------------------------------
 
 
+@pytest.mark.promise("A peer reaches the memory of its own domain only")
 @one_loop
 async def test_memory_of_another_domain_is_refused_before_the_post() -> None:
     async with (
@@ -250,6 +253,7 @@ async def test_memory_of_another_domain_is_refused_before_the_post() -> None:
         await both_ways(client, server)
 
 
+@pytest.mark.promise("A peer reaches the memory of its own domain only")
 @one_loop
 async def test_a_receive_in_memory_of_another_domain_is_refused() -> None:
     async with (
@@ -264,6 +268,7 @@ async def test_a_receive_in_memory_of_another_domain_is_refused() -> None:
             servers[0].post_read(aiordma.RemoteMemory(0, 64, 1), foreign)
 
 
+@pytest.mark.promise("A peer reaches the memory of its own domain only")
 @one_loop
 @pytest.mark.capability("memory_windows")
 async def test_a_window_on_memory_of_another_domain_is_refused() -> None:
@@ -312,11 +317,13 @@ async def _refused(
         await both_ways(clients[0], servers[0])
 
 
+@pytest.mark.promise("A peer reaches the memory of its own domain only")
 @pytest.mark.parametrize("operation", ["read", "write"])
 async def test_each_keeps_peers_from_each_others_memory(operation: str) -> None:
     await _refused(("each", "each"), operation)
 
 
+@pytest.mark.promise("A peer reaches the memory of its own domain only")
 @one_loop
 @pytest.mark.parametrize("operation", ["read", "write"])
 async def test_a_domain_keeps_other_peers_from_its_memory(operation: str) -> None:
@@ -326,6 +333,7 @@ async def test_a_domain_keeps_other_peers_from_its_memory(operation: str) -> Non
             await _refused((domain, other), operation, region)
 
 
+@pytest.mark.promise("A peer reaches the memory of its own domain only")
 @one_loop
 @pytest.mark.parametrize("operation", ["read", "write"])
 async def test_the_shared_domain_is_kept_from_peers_of_a_domain(operation: str) -> None:
@@ -333,6 +341,7 @@ async def test_the_shared_domain_is_kept_from_peers_of_a_domain(operation: str) 
         await _refused((None, domain), operation)
 
 
+@pytest.mark.promise("A peer reaches the memory of its own domain only")
 @one_loop
 @pytest.mark.capability("named_refusals")
 async def test_the_refusal_of_another_domains_rkey_is_named() -> None:
@@ -342,6 +351,7 @@ async def test_the_refusal_of_another_domains_rkey_is_named() -> None:
             await clients[1].read_bytes(remote)
 
 
+@pytest.mark.promise("A peer reaches the memory of its own domain only")
 @one_loop
 @pytest.mark.capability("atomics")
 async def test_an_atomic_on_memory_of_another_domain_is_refused() -> None:
@@ -436,6 +446,7 @@ async def test_a_listeners_own_shared_receive_queue_is_in_its_domain() -> None:
             assert await client.receive() == SECRET
 
 
+@pytest.mark.promise("Receives of a shared receive queue")
 @one_loop
 async def test_queue_for_an_accepted_domain_closes_with_its_connections() -> None:
     """The listener stays open. As long as a connection is in the domain, others share its queue."""
@@ -500,6 +511,7 @@ async def test_a_datagram_socket_takes_a_domain(each: bool) -> None:
             assert (await socket.receive()).data == b"back"
 
 
+@pytest.mark.promise("A peer reaches the memory of its own domain only")
 @one_loop
 @pytest.mark.capability("datagrams")
 @pytest.mark.parametrize("each", [False, True])
@@ -535,6 +547,7 @@ async def test_domain_outlives_address_handles(
 # -- closing, and wrong arguments -----------------------------------------------------------------
 
 
+@pytest.mark.promise("A peer reaches the memory of its own domain only")
 async def test_closing_a_domain_in_use_is_refused() -> None:
     async with aiordma.open_domain(ADDRESS) as domain:
         region = await domain.register(bytearray(SECRET), Access.REMOTE_READ)
@@ -565,6 +578,7 @@ async def test_a_closed_domain_is_refused() -> None:
         await aiordma.connect(ADDRESS, 1, domain=domain)
 
 
+@pytest.mark.promise("What remains after a cancellation")
 async def test_a_cancelled_registration_leaves_nothing_in_the_domain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 NOWHERE = aiordma.RemoteMemory(4096, 8, 1)
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 async def test_cause_is_none_while_connected() -> None:
     async with connected() as (client, server):
         await both_ways(client, server)
@@ -22,6 +23,7 @@ async def test_cause_is_none_while_connected() -> None:
         assert server.cause is None
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 async def test_ended_returns_the_peers_disconnect() -> None:
     async with connected() as (client, server):
         waiting = [Outcome() for _ in range(3)]
@@ -50,6 +52,7 @@ async def test_ended_returns_our_own_close() -> None:
         assert type(client.cause) is aiordma.ClosedError
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 @pytest.mark.capability("named_refusals")
 async def test_ended_returns_the_request_that_failed() -> None:
     async with connected() as (client, server):
@@ -59,6 +62,7 @@ async def test_ended_returns_the_request_that_failed() -> None:
         assert isinstance(await server.ended(), aiordma.RdmaError)
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 async def test_requests_are_done_when_the_connection_has_ended() -> None:
     async with connected(server=OWN_RECEIVES) as (client, server):
         receives = [server.post_recv(bytearray(8)) for _ in range(10)]

@@ -67,6 +67,7 @@ POSTS: dict[str, Callable[[aiordma.Connection, aiordma.MemoryRegion, Any], objec
 }
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @pytest.mark.anyio
 @pytest.mark.parametrize("post", POSTS.values(), ids=POSTS)
 async def test_a_post_from_another_thread_is_refused(
@@ -131,6 +132,7 @@ NEEDS_FEATURE = {
 }
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 def test_every_coroutine_is_tried_elsewhere() -> None:
     methods = {
         name
@@ -142,6 +144,7 @@ def test_every_coroutine_is_tried_elsewhere() -> None:
     assert methods - {"__aenter__", "send_eof"} <= set(USES)
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     "use",
@@ -177,6 +180,7 @@ async def test_another_threads_event_loop_is_refused(
         await both_ways(client, server)
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @pytest.mark.anyio
 async def test_a_request_is_awaited_in_its_own_loop(anyio_backend: tuple[str, Any]) -> None:
     async def wait(request: aiordma.WorkRequest) -> None:
@@ -194,6 +198,7 @@ async def test_a_request_is_awaited_in_its_own_loop(anyio_backend: tuple[str, An
 # -- a loop that stands still ---------------------------------------------------------------------
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @OWN_LOOPS
 def test_a_loop_that_stands_still_closes_later(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
@@ -257,6 +262,7 @@ def texts_of(warned: list[warnings.WarningMessage]) -> list[str]:
     return [str(entry.message) for entry in warned if entry.category is ResourceWarning]
 
 
+@pytest.mark.promise("Closing")
 @pytest.mark.anyio
 async def test_a_forgotten_connection_names_its_peer_and_place(
     warned: list[warnings.WarningMessage],
@@ -304,6 +310,7 @@ def test_what_is_left_at_a_loops_end_is_named_once(
     assert text.count(f"opened at {__file__}:") == 2
 
 
+@pytest.mark.promise("An object belongs to its event loop")
 @OWN_LOOPS
 def test_a_loop_closed_and_collected_names_what_was_opened(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
@@ -324,6 +331,7 @@ def test_a_loop_closed_and_collected_names_what_was_opened(
     without_warnings(caplog)
 
 
+@pytest.mark.promise("Counters add up")
 @OWN_LOOPS
 def test_counters_of_a_collected_loop_remain(
     new_loop: Callable[[], asyncio.AbstractEventLoop], warned: list[warnings.WarningMessage]

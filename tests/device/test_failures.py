@@ -12,10 +12,9 @@ import pytest
 import aiordma
 from aiordma._base.socket_address import address_text
 from tests.alike import alike
-from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, one_loop, until
+from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
 from tests.devices import ADDRESS, DeviceUnderTest
 from tests.forked import python
-from tests.internals import endpoint_of
 
 pytestmark = pytest.mark.anyio
 
@@ -47,6 +46,7 @@ async def send_too_long(connection: aiordma.Connection, length: int, driver: str
         await connection.send(bytes(length))
 
 
+@pytest.mark.promise("Messages")
 async def test_a_message_longer_than_its_receive_breaks_both_ends_with_their_errors(
     device: DeviceUnderTest,
 ) -> None:
@@ -88,6 +88,7 @@ async def test_without_rnr_retries_a_missing_receive_is_an_error() -> None:
             server.post_recv(bytearray(8))
 
 
+@pytest.mark.promise("Messages")
 async def test_messages_sent_before_a_failure_are_received_before_its_error(
     device: DeviceUnderTest,
 ) -> None:
@@ -100,6 +101,7 @@ async def test_messages_sent_before_a_failure_are_received_before_its_error(
             await server.receive()
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 @pytest.mark.capability("named_refusals")
 async def test_waiting_coroutines_get_the_cause_of_the_end() -> None:
     async with connected(client={"max_send_wr": 1}) as (client, _):
@@ -123,6 +125,7 @@ async def test_a_failed_connection_still_closes_and_others_can_follow() -> None:
                 await client.read_bytes(NOWHERE)
 
 
+@pytest.mark.promise("Messages")
 @pytest.mark.parametrize("waiting_for", ["a message", "a read"])
 async def test_a_killed_peer_ends_what_waits_for_it(waiting_for: str) -> None:
     port = 7000 + os.getpid() % 1000
@@ -150,26 +153,12 @@ async def test_a_killed_peer_ends_what_waits_for_it(waiting_for: str) -> None:
         await peer.wait()
 
 
-@one_loop
-async def test_event_that_finds_no_memory_ends_the_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with connected() as (client, server):
-        endpoint = endpoint_of(server)
-
-        def handle(event: object) -> None:
-            raise MemoryError
-
-        monkeypatch.setattr(endpoint, "_handle_event", handle)
-        await client.aclose()
-        with pytest.raises(aiordma.NoMemoryError, match="no memory to handle an event") as caught:
-            await server.receive()
-        assert isinstance(caught.value, ConnectionError)
-
-
 # -- texts ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "A peer that has gone is a PeerGoneError, or the end of the stream", "Messages"
+)
 async def test_end_of_stream_names_the_peer() -> None:
     async with connected() as (client, server):
         await client.aclose()
@@ -189,6 +178,7 @@ async def test_flush_by_own_close_names_the_close() -> None:
             await receive
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 @pytest.mark.capability("explained_flush")
 async def test_flush_by_the_peer_names_the_peer() -> None:
     async with connected(server=OWN_RECEIVES) as (client, server):

@@ -50,6 +50,7 @@ class WithNewDLPack(WithDLPack):
 KINDS = [WithArrayInterface, WithDLPack, WithNewDLPack]
 
 
+@pytest.mark.promise("Arrays and tensors are registered where they are")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_peer_writes_to_the_array_itself(kind: Any) -> None:
     array = numpy.zeros((16, 32), numpy.float64)
@@ -62,6 +63,7 @@ async def test_peer_writes_to_the_array_itself(kind: Any) -> None:
         assert await client.read_bytes(region.remote()) == bytes(array)
 
 
+@pytest.mark.promise("Arrays and tensors are registered where they are")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_region_keeps_the_array_and_gives_it_back(kind: Any) -> None:
     array = numpy.zeros(4096, numpy.uint8)
@@ -93,6 +95,7 @@ async def test_part_of_an_array_is_registered_alone(kind: Any) -> None:
             client.register(kind(array[:0]))
 
 
+@pytest.mark.promise("Arrays and tensors are registered where they are")
 async def test_read_only_array_permits_no_writing() -> None:
     array = numpy.zeros(64, numpy.uint8)
     array.setflags(write=False)
@@ -110,6 +113,7 @@ class WithoutFlags(WithDLPack):
         return self.array.__dlpack__()
 
 
+@pytest.mark.promise("Arrays and tensors are registered where they are")
 async def test_tensor_without_flags_permits_no_writing() -> None:
     tensor = WithoutFlags(numpy.zeros(64, numpy.uint8))
     async with connected() as (client, _):
@@ -118,6 +122,7 @@ async def test_tensor_without_flags_permits_no_writing() -> None:
             client.register(tensor, aiordma.Access.REMOTE_WRITE)
 
 
+@pytest.mark.promise("Arrays and tensors are registered where they are")
 async def test_elements_without_a_buffer_format_are_registered() -> None:
     array: Any = numpy.zeros(8, "datetime64[s]")
     with pytest.raises(ValueError, match="buffer"):
@@ -126,6 +131,7 @@ async def test_elements_without_a_buffer_format_are_registered() -> None:
         assert client.register(array).address == array.ctypes.data
 
 
+@pytest.mark.promise("Arrays and tensors are registered where they are")
 @pytest.mark.parametrize("count", [16, 1 << 10, 1 << 14, 1 << 18])
 async def test_elements_without_a_buffer_format_are_sent_and_read(count: int) -> None:
     dates: Any = numpy.arange(count).astype("datetime64[s]")
@@ -173,6 +179,7 @@ class Copies:
         return 1, 0
 
 
+@pytest.mark.promise("Arrays and tensors are registered where they are")
 @pytest.mark.parametrize(
     ("obeys", "message"), [(True, "refused: .* only be copied"), (False, "made a copy")]
 )

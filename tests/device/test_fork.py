@@ -78,6 +78,7 @@ def echo_once() -> None:
     anyio.run(main)
 
 
+@pytest.mark.promise("Fork safety")
 @pytest.mark.anyio
 @one_loop
 async def test_use_in_a_forked_child_raises_fork_error() -> None:
@@ -121,6 +122,7 @@ async def accept_and_close(listener: aiordma.Listener) -> None:
         pass
 
 
+@pytest.mark.promise("Fork safety")
 @pytest.mark.anyio
 @one_loop
 async def test_transports_and_servers_of_asyncio_are_the_parents_too(
@@ -198,6 +200,7 @@ def test_an_inherited_loop_logs_that_its_servers_do_not_serve(
         loop.run_until_complete(server.wait_closed())
 
 
+@pytest.mark.promise("Fork safety")
 def test_synchronous_objects_are_the_parents_too() -> None:
     with (
         aiordma.Device(DEVICE).open() as context,
@@ -234,6 +237,7 @@ def test_synchronous_objects_are_the_parents_too() -> None:
             pass
 
 
+@pytest.mark.promise("Fork safety")
 @pytest.mark.capability("anew_in_a_child")
 def test_a_child_opens_anew_what_it_needs() -> None:
     echo_once()
@@ -241,6 +245,7 @@ def test_a_child_opens_anew_what_it_needs() -> None:
     echo_once()
 
 
+@pytest.mark.promise("Fork safety")
 @pytest.mark.capability("anew_in_a_child")
 @pytest.mark.anyio
 @one_loop
@@ -251,6 +256,7 @@ async def test_a_child_opens_anew_while_its_parent_is_connected() -> None:
         await both_ways(one, other)
 
 
+@pytest.mark.promise("Fork safety")
 @pytest.mark.capability("librdmacm")
 def test_fork_error_names_the_librdmacm_workaround(
     device: DeviceUnderTest,
@@ -286,6 +292,7 @@ def answer(pipe: Pipe) -> None:
     pipe.send("it works")
 
 
+@pytest.mark.promise("Fork safety")
 @pytest.mark.parametrize(
     "method",
     [
@@ -317,6 +324,7 @@ METHODS = ("fork", "spawn", "forkserver") if DEVICE == SOFTWARE else ("fork",)
 test above starts some."""
 
 
+@pytest.mark.promise("Fork safety")
 @pytest.mark.parametrize("method", METHODS)
 def test_pools_of_processes_work_beside_live_connections(
     method: str, device: DeviceUnderTest

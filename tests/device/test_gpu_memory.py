@@ -187,6 +187,7 @@ class Managed(WithDLPack):
 KINDS: list[Any] = [WithInterface, WithDLPack]
 
 
+@pytest.mark.promise("The CPU does not access memory of other devices")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_peer_reads_and_writes_the_tensor(gpu: Gpu, kind: Any) -> None:
     tensor = kind()
@@ -236,6 +237,7 @@ async def test_every_registering_call_takes_a_tensor(gpu: Gpu, kind: Any) -> Non
             assert shared.register(tensor).address == tensor.pointer
 
 
+@pytest.mark.promise("The CPU does not access memory of other devices")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_region_keeps_the_tensor_and_gives_it_back(gpu: Gpu, kind: Any) -> None:
     tensor = kind()
@@ -271,6 +273,7 @@ def test_tensor_outlives_a_collected_region_in_use(gpu: Gpu) -> None:
     assert [type(each) for each in gc.get_objects() if isinstance(each, Lent)] == [Lent]
 
 
+@pytest.mark.promise("The CPU does not access memory of other devices")
 async def test_read_only_tensor_permits_no_writing(gpu: Gpu) -> None:
     tensor = WithInterface(readonly=True)
     async with connected() as (client, server):
@@ -307,6 +310,7 @@ async def test_access_that_no_dmabuf_has_is_refused(gpu: Gpu) -> None:
 # -- what the machine cannot do -------------------------------------------------------------------
 
 
+@pytest.mark.promise("The CPU does not access memory of other devices")
 @one_loop
 async def test_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_memory, "LIBRARY", "libcuda-that-is-missing.so.1")
@@ -317,6 +321,7 @@ async def test_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert str(caught.value).endswith(". Copy it to the CPU, and register the copy")
 
 
+@pytest.mark.promise("The CPU does not access memory of other devices")
 @one_loop
 async def test_old_driver_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gpu_memory, "LIBRARY", str(compiled(tmp_path / "old", "-DOLD")))
@@ -325,6 +330,7 @@ async def test_old_driver_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             client.register(WithInterface())
 
 
+@pytest.mark.promise("The CPU does not access memory of other devices")
 @one_loop
 @pytest.mark.parametrize(
     ("error", "name"), [(NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"), (INVALID_VALUE, "error 1")]
@@ -338,6 +344,7 @@ async def test_refusal_of_the_driver_is_named(gpu: Gpu, error: int, name: str) -
             client.register(WithInterface())
 
 
+@pytest.mark.promise("The CPU does not access memory of other devices")
 @one_loop
 async def test_memory_that_the_device_cannot_reach_is_named(gpu: Gpu) -> None:
     descriptor = os.open("/sys/devices/system/cpu/online", os.O_RDONLY)  # it cannot be mapped

@@ -53,6 +53,7 @@ async def started() -> AsyncIterator[tuple[aiordma.Connection, aiordma.Connectio
 # -- what it gives --------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A grant's access ends with its block")
 @pytest.mark.parametrize("kind", REGIONS)
 async def test_a_grant_gives_access_until_the_block_ends(kind: str) -> None:
     async with started() as (client, server):
@@ -69,6 +70,7 @@ async def test_a_grant_gives_access_until_the_block_ends(kind: str) -> None:
         assert buffer[:13] == b"from the peer"
 
 
+@pytest.mark.promise("A grant's access ends with its block")
 @one_loop
 @pytest.mark.parametrize("kind", REGIONS)
 @pytest.mark.parametrize("beside", [-1, 16])
@@ -83,6 +85,7 @@ async def test_a_grant_gives_no_access_beside_its_part(kind: str, beside: int) -
         assert buffer == bytes(64)
 
 
+@pytest.mark.promise("A grant's access ends with its block")
 @one_loop
 @pytest.mark.parametrize("kind", REGIONS)
 async def test_a_grant_gives_only_the_access_that_was_asked_for(kind: str) -> None:
@@ -107,6 +110,7 @@ async def test_a_grant_of_read_only_memory() -> None:
         await both_ways(client, server)
 
 
+@pytest.mark.promise("A grant's access ends with its block")
 @one_loop
 @pytest.mark.capability("memory_windows")
 @pytest.mark.parametrize("kind", REGIONS)
@@ -146,6 +150,7 @@ async def test_a_grant_can_be_awaited_and_closed() -> None:
 # -- what it holds --------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A grant's access ends with its block")
 @one_loop
 @pytest.mark.parametrize("kind", ["plain", "bindable"])
 async def test_a_region_stays_registered_while_it_is_granted(kind: str) -> None:
@@ -159,6 +164,7 @@ async def test_a_region_stays_registered_while_it_is_granted(kind: str) -> None:
             await server.grant(region, REMOTE)
 
 
+@pytest.mark.promise("A grant's access ends with its block")
 @one_loop
 async def test_a_buffer_stays_in_place_while_it_is_granted() -> None:
     async with started() as (_, server):
@@ -209,6 +215,7 @@ LEFT = [(way, kind) for way in WAYS for kind in REGIONS if DEVICE == SOFTWARE or
 LEFT += [] if DEVICE == SOFTWARE else [(way, "plain") for way in WAYS[1:]]
 
 
+@pytest.mark.promise("A grant's access ends with its block", "What remains after a cancellation")
 @pytest.mark.parametrize(("way", "kind"), LEFT)
 async def test_no_byte_arrives_after_the_block(way: str, kind: str) -> None:
     size = 1 << 17
@@ -238,6 +245,7 @@ async def test_no_byte_arrives_after_the_block(way: str, kind: str) -> None:
     assert buffer.count(CANARY) == size
 
 
+@pytest.mark.promise("A grant's access ends with its block")
 @one_loop
 @pytest.mark.parametrize("kind", ["plain", "bindable"])
 @pytest.mark.parametrize("first", range(0, ROUNDS // 2, BATCH))
@@ -254,6 +262,7 @@ async def test_no_late_byte_of_a_peer_that_writes_in_a_loop(kind: str, first: in
     assert successes >= ends // 2  # the peer did write
 
 
+@pytest.mark.promise("A grant's access ends with its block")
 @one_loop
 @pytest.mark.capability("copied_reads")
 @pytest.mark.parametrize("kind", REGIONS)
@@ -286,6 +295,10 @@ async def test_no_read_sees_what_was_written_after_the_block(kind: str) -> None:
 # -- a peer that does not cooperate ---------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "A grant's access ends with its block",
+    "Every wait has a bound, except waits for the peer's program",
+)
 @pytest.mark.capability("rnr")
 async def test_the_end_does_not_wait_for_a_blocked_send_queue() -> None:
     async with connected(client=OWN_RECEIVES) as (client, server):
@@ -302,6 +315,7 @@ async def test_the_end_does_not_wait_for_a_blocked_send_queue() -> None:
         assert buffer[:8] == b"returned"
 
 
+@pytest.mark.promise("What remains after a cancellation")
 @pytest.mark.capability("rnr")
 @pytest.mark.capability("memory_windows")
 async def test_cancelling_a_grant_that_waits_for_the_send_queue_leaves_nothing() -> None:
@@ -320,6 +334,7 @@ async def test_cancelling_a_grant_that_waits_for_the_send_queue_leaves_nothing()
         await blocked
 
 
+@pytest.mark.promise("A grant's access ends with its block")
 @one_loop
 @pytest.mark.capability("memory_windows")
 async def test_a_driver_that_refuses_the_end_ends_the_connection(
@@ -342,6 +357,10 @@ async def test_a_driver_that_refuses_the_end_ends_the_connection(
 # -- expires --------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "A grant's access ends with its block",
+    "Every wait has a bound, except waits for the peer's program",
+)
 @pytest.mark.parametrize("kind", REGIONS)
 async def test_a_grant_expires_within_its_block(kind: str) -> None:
     async with started() as (client, server), anyio.create_task_group() as group:
@@ -357,6 +376,7 @@ async def test_a_grant_expires_within_its_block(kind: str) -> None:
             assert buffer.count(CANARY) == len(buffer)
 
 
+@pytest.mark.promise("A grant's access ends with its block")
 @one_loop
 async def test_expiry_is_not_delayed_by_a_peer_that_writes() -> None:
     async with aiordma.listen(ADDRESS, 0) as listener:
@@ -364,6 +384,7 @@ async def test_expiry_is_not_delayed_by_a_peer_that_writes() -> None:
             assert await lateness(listener, ADDRESS, is_written=True) < LATEST
 
 
+@pytest.mark.promise("A grant's access ends with its block")
 @one_loop
 async def test_a_grant_that_ends_early_does_not_expire() -> None:
     async with started() as (client, server):
@@ -374,6 +395,7 @@ async def test_a_grant_that_ends_early_does_not_expire() -> None:
         await both_ways(client, server)
 
 
+@pytest.mark.promise("A grant's access ends with its block")
 @one_loop
 async def test_a_grant_ends_with_its_connection() -> None:
     async with started() as (client, server):

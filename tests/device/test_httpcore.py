@@ -57,6 +57,7 @@ async def serving(context: ssl.SSLContext | None = None) -> AsyncIterator[tuple[
         group.cancel_scope.cancel()
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.natively
 @one_loop
 async def test_lookup_and_answer_share_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ def ended_texts(record: list[warnings.WarningMessage]) -> list[str]:
     return [str(each.message) for each in record if each.category is ResourceWarning]
 
 
+@pytest.mark.promise("Cancelled tasks clean up before their connections close")
 def test_cancelled_tasks_use_their_connections(make_loop: MakeLoop) -> None:
     received: list[bytes] = []
     background = Background()
@@ -81,6 +82,7 @@ def test_cancelled_tasks_use_their_connections(make_loop: MakeLoop) -> None:
     assert took < AT_ONCE
 
 
+@pytest.mark.promise("Cancelled tasks clean up before their connections close")
 def test_task_that_does_not_end_delays_the_close_for_a_time(
     make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +114,7 @@ def test_task_that_does_not_end_delays_the_close_for_a_time(
     assert 0.3 <= took < AT_ONCE
 
 
+@pytest.mark.promise("Cancelled tasks clean up before their connections close")
 def test_task_that_cancels_and_awaits_all_others_is_not_awaited(make_loop: MakeLoop) -> None:
     kept: list[Any] = []
 
@@ -132,6 +135,7 @@ def test_task_that_cancels_and_awaits_all_others_is_not_awaited(make_loop: MakeL
     assert took < AT_ONCE
 
 
+@pytest.mark.promise("Cancelled tasks clean up before their connections close")
 def test_loop_closed_while_a_task_cleans_up_gives_everything_back(make_loop: MakeLoop) -> None:
     before = kernel_objects(DEVICE)
     background = Background()
@@ -163,6 +167,7 @@ def test_loop_closed_while_a_task_cleans_up_gives_everything_back(make_loop: Mak
     assert kernel_objects(DEVICE) == before
 
 
+@pytest.mark.promise("Cancelled tasks clean up before their connections close")
 def test_what_is_opened_after_a_cancellation_of_all_tasks_stays_open(make_loop: MakeLoop) -> None:
     background = Background()
 

@@ -24,6 +24,7 @@ from tests.internals import endpoint_of
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @one_loop
 async def test_a_registered_buffer_cannot_move_and_can_afterwards() -> None:
     async with connected() as (client, _):
@@ -93,6 +94,7 @@ async def test_memory_that_is_not_writable_says_which_access_is_missing() -> Non
                 use(fixed)
 
 
+@pytest.mark.promise("Invalid arguments raise before any C call")
 @one_loop
 async def test_slices_are_checked_and_never_clamped() -> None:
     async with connected() as (client, _):
@@ -115,6 +117,7 @@ async def test_slices_are_checked_and_never_clamped() -> None:
             part[0:41]
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 async def test_memory_in_flight_is_held_and_its_close_refused() -> None:
     async with connected(server=OWN_RECEIVES) as (client, server):
         region = server.register(bytearray(64))
@@ -159,6 +162,7 @@ async def test_memory_of_a_closed_connection_that_another_one_uses_outlives_it()
     # That nothing is left is checked after every test: the other connection closed fully.
 
 
+@pytest.mark.promise("No coroutine waits for a peer or the network on the event loop's thread")
 async def test_register_in_thread_leaves_the_loop_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected() as (client, server):
         threads: list[int] = []
@@ -214,6 +218,7 @@ async def _read_in_thread(client: aiordma.Connection, remote: aiordma.RemoteMemo
     return weakref.ref(buffer)
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 async def test_failed_registration_keeps_no_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a call that exceeds RLIMIT_MEMLOCK: the program frees the buffer, and tries again."""
 
@@ -268,6 +273,7 @@ async def write_until_refused(client: aiordma.Connection, remote: aiordma.Remote
             await client.write(data, remote)
 
 
+@pytest.mark.promise("A closed region is written to no more")
 @one_loop
 @pytest.mark.parametrize("closed", ["region", "connection"])
 async def test_no_late_byte_after_a_region_was_closed(closed: str) -> None:
@@ -300,6 +306,7 @@ def pinned_kib() -> int:
     return int(line.split()[1])
 
 
+@pytest.mark.promise("Load loses nothing, and leaves nothing")
 @one_loop
 @pytest.mark.capability("kernel")
 @pytest.mark.parametrize(("options", "each"), [({}, 256), ({"receive_size": 1024}, 16)])

@@ -149,6 +149,7 @@ async def test_region_under_a_window_that_is_still_bound_stays_registered() -> N
         assert region.closed
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 async def test_memory_under_a_window_that_is_still_bound_is_kept() -> None:
     async with connected() as (client, server):
         region = server.register(bytearray(4000), BINDABLE)
@@ -274,6 +275,7 @@ async def test_a_bind_and_the_message_that_gives_it_away_are_one_chain() -> None
         assert window.remote == theirs
 
 
+@pytest.mark.promise("What remains after a cancellation")
 @one_loop
 async def test_a_cancelled_bind_breaks_nothing_and_leaves_no_window() -> None:
     async with connected() as (client, server):

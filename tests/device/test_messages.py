@@ -150,6 +150,7 @@ async def test_a_pipeline_of_64_sends_and_receives_matches_one_to_one() -> None:
 # -- lengths and order ------------------------------------------------------------------------
 
 
+@pytest.mark.promise("Messages")
 async def test_every_kind_of_send_arrives_in_order() -> None:
     """Inline, copied into the pool, registered on the fly: three ways, one order."""
     largest = COPY_LIMIT + 4096
@@ -191,6 +192,7 @@ async def test_a_message_of_exactly_the_receive_size_fits() -> None:
         await both_ways(client, server)
 
 
+@pytest.mark.promise("Messages")
 async def test_messages_both_ways_at_once_keep_each_ways_order() -> None:
     # A receive for each: not every device makes a sender wait for one.
     options = {"receive_buffers": 51}

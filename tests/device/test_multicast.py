@@ -50,6 +50,7 @@ async def test_members_receive_and_can_reply_and_leave() -> None:
         assert (await member.receive()).data == b"the next"
 
 
+@pytest.mark.promise("What remains after a cancellation")
 async def test_a_cancelled_join_has_not_joined() -> None:
     async with await aiordma.open_datagram(ADDRESS) as socket:
         for delay in (0, 0.002, 0.01):
@@ -82,6 +83,7 @@ async def test_a_member_of_two_groups_leaves_one() -> None:
         assert (await member.receive()).data.decode() == OTHER_GROUP
 
 
+@pytest.mark.promise("Datagrams")
 @one_loop
 async def test_closing_the_socket_leaves_its_groups() -> None:
     async with await aiordma.open_datagram(ADDRESS) as socket:
@@ -145,6 +147,7 @@ def _error(group: aiordma.MulticastGroup) -> Event:
     )
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @one_loop
 async def test_a_join_that_is_refused_or_not_confirmed_can_be_tried_again(
     monkeypatch: pytest.MonkeyPatch,

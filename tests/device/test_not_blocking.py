@@ -52,6 +52,7 @@ def calls_by_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[b
         yield seen
 
 
+@pytest.mark.promise("No coroutine waits for a peer or the network on the event loop's thread")
 async def test_connecting_and_closing_make_and_destroy_beside_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -63,6 +64,7 @@ async def test_connecting_and_closing_make_and_destroy_beside_the_loop(
     assert seen == {name: {False} for name in SLOW}
 
 
+@pytest.mark.promise("No coroutine waits for a peer or the network on the event loop's thread")
 async def test_long_plain_buffers_are_registered_and_deregistered_beside_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -119,6 +121,7 @@ async def test_completions_are_delivered_on_the_loops_thread_only() -> None:
             await connection.aclose()
 
 
+@pytest.mark.promise("No coroutine waits for a peer or the network on the event loop's thread")
 async def test_other_tasks_run_while_a_connection_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A destroy that blocks in the kernel blocks no other task."""
     async with connected() as (one, other), connected() as (client, server):

@@ -397,6 +397,7 @@ async def test_read_bytes_of_any_length() -> None:
         assert bytes(1) == b"\0"  # Python has one object of each single byte
 
 
+@pytest.mark.promise("Invalid arguments raise before any C call")
 @pytest.mark.parametrize("length", [(1 << 26) + 1, 3 << 30, 1 << 62])
 async def test_read_bytes_allocates_nothing_beyond_a_limit(length: int) -> None:
     async with connected() as (client, server):

@@ -16,6 +16,10 @@ from tests.internals import endpoint_of
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.promise(
+    "Every wait has a bound, except waits for the peer's program",
+    "A peer that has gone is a PeerGoneError, or the end of the stream",
+)
 async def test_disconnect_of_the_peer_flushes_with_its_cause() -> None:
     async with connected(client=OWN_RECEIVES) as (client, server):
         receives = [client.post_recv(bytearray(8)) for _ in range(3)]
@@ -31,6 +35,7 @@ async def test_disconnect_of_the_peer_flushes_with_its_cause() -> None:
             client.post_send(b"too late")
 
 
+@pytest.mark.promise("A peer that has gone is a PeerGoneError, or the end of the stream")
 async def test_own_close_is_no_peer_that_has_gone() -> None:
     async with connected(client=OWN_RECEIVES) as (client, _):
         receive = client.post_recv(bytearray(8))
@@ -41,6 +46,7 @@ async def test_own_close_is_no_peer_that_has_gone() -> None:
         assert not isinstance(client.cause, aiordma.PeerGoneError)
 
 
+@pytest.mark.promise("A peer that has gone is a PeerGoneError, or the end of the stream")
 @pytest.mark.capability("named_refusals")
 async def test_refused_access_is_no_peer_that_has_gone() -> None:
     async with connected(client=OWN_RECEIVES) as (client, _):
@@ -53,6 +59,10 @@ async def test_refused_access_is_no_peer_that_has_gone() -> None:
             assert not isinstance(error, aiordma.PeerGoneError)
 
 
+@pytest.mark.promise(
+    "Every wait has a bound, except waits for the peer's program",
+    "A peer that has gone is a PeerGoneError, or the end of the stream",
+)
 @pytest.mark.capability("rnr")
 async def test_killed_peer_fails_the_messages_that_wait_for_it() -> None:
     async with (
@@ -68,6 +78,7 @@ async def test_killed_peer_fails_the_messages_that_wait_for_it() -> None:
         assert isinstance(await client.ended(), aiordma.PeerGoneError)
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 async def test_killed_peer_fails_the_receives_that_wait_for_it() -> None:
     async with (
         peer_process() as peer,
@@ -84,6 +95,7 @@ async def test_killed_peer_fails_the_receives_that_wait_for_it() -> None:
             await client.send(b"too late")
 
 
+@pytest.mark.promise("A peer that has gone is a PeerGoneError, or the end of the stream")
 async def test_killed_peer_ends_a_waiting_receive_as_a_closed_stream() -> None:
     async with peer_process() as peer, aiordma.connect(ADDRESS, peer.port) as client:
         await client.send(b"alive?")
@@ -100,6 +112,7 @@ async def test_killed_peer_ends_a_waiting_receive_as_a_closed_stream() -> None:
 # -- keepalive --------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.parametrize("side", ["client", "server"])
 async def test_keepalive_disturbs_no_living_peer(side: str) -> None:
     options: dict[str, Any] = {side: {"keepalive": 0.01}}
@@ -109,6 +122,7 @@ async def test_keepalive_disturbs_no_living_peer(side: str) -> None:
             await both_ways(client, server)
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 async def test_keepalive_needs_no_receive_of_the_peer() -> None:
     async with connected(client={"keepalive": 0.01}, server=OWN_RECEIVES) as (client, server):
         await anyio.sleep(0.1)
@@ -117,6 +131,7 @@ async def test_keepalive_needs_no_receive_of_the_peer() -> None:
         assert (await receive).byte_len == 5
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 async def test_keepalive_posts_nothing_while_requests_are_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -138,6 +153,7 @@ async def test_keepalive_posts_nothing_while_requests_are_in_flight(
     assert len(probes) == count  # the end of the connection stops it
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.parametrize("collected", [False, True])
 async def test_keepalive_needs_no_free_slot(collected: bool) -> None:
     # A chain has the slots, whose requests are not in flight.
@@ -160,6 +176,7 @@ async def test_keepalive_needs_no_free_slot(collected: bool) -> None:
 # -- a peer that is stopped -------------------------------------------------------------------
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 async def test_stopped_peer_is_no_peer_that_has_gone() -> None:
     # Its device, or the TCP of its kernel, acknowledges: only a limit of the program's own tells.
     async with (
@@ -178,6 +195,7 @@ async def test_stopped_peer_is_no_peer_that_has_gone() -> None:
         assert await client.receive() == b"and now?"
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 async def test_connecting_to_a_stopped_peer_ends_with_its_timeout() -> None:
     async with peer_process() as peer:
         peer.signal(signal.SIGSTOP)
@@ -185,6 +203,7 @@ async def test_connecting_to_a_stopped_peer_ends_with_its_timeout() -> None:
             await aiordma.connect(ADDRESS, peer.port, timeout=1.0)
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 async def test_closing_does_not_wait_for_a_stopped_peer() -> None:
     async with (
         peer_process() as peer,

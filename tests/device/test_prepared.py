@@ -117,6 +117,7 @@ async def test_closing_ends_an_establish_under_way() -> None:
         await request.reject()
 
 
+@pytest.mark.promise("What remains after a cancellation")
 @pytest.mark.parametrize("is_server", [True, False])
 async def test_a_cancelled_establish_closes_the_connection(is_server: bool) -> None:
     async with aiordma.listen(ADDRESS, 0, **OWN_RECEIVES) as listener:
@@ -231,6 +232,7 @@ async def test_a_peer_can_be_prepared_or_accepted_once() -> None:
                     await answer()
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.capability("slow_handshakes")
 async def test_prepared_connection_has_the_time_limit() -> None:
     async with aiordma.listen(ADDRESS, 0) as listener:  # accepts nothing

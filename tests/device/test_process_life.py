@@ -38,6 +38,7 @@ DESTROYED = ("Task was destroyed but it is pending!", "task: <Task pending")
 """
 
 
+@pytest.mark.promise("A process ends, whatever is open")
 @pytest.mark.one_kernel_device
 @pytest.mark.parametrize("loop", ONE_LOOP)
 def test_closed_program_is_silent_in_development_mode(loop: str, device: DeviceUnderTest) -> None:
@@ -46,6 +47,7 @@ def test_closed_program_is_silent_in_development_mode(loop: str, device: DeviceU
     assert (ended.status, ended.printed, said_by_us(ended.said)) == (0, "open\n", [])
 
 
+@pytest.mark.promise("A process ends, whatever is open")
 @pytest.mark.parametrize(("loop", "end"), ENDS)
 def test_program_with_all_open_ends_by_itself(loop: str, end: str, device: DeviceUnderTest) -> None:
     ended = finish(begin(device, loop, end, "-W", "ignore"))
@@ -54,6 +56,7 @@ def test_program_with_all_open_ends_by_itself(loop: str, end: str, device: Devic
     assert lines == []
 
 
+@pytest.mark.promise("A process ends, whatever is open")
 @pytest.mark.parametrize(("loop", "end"), DEVELOPED)
 def test_requests_in_flight_harm_no_end_in_development_mode(
     loop: str, end: str, device: DeviceUnderTest
@@ -70,6 +73,7 @@ def test_requests_in_flight_harm_no_end_in_development_mode(
         assert line.startswith("ResourceWarning: left open at the end of the event loop: ")
 
 
+@pytest.mark.promise("A process ends, whatever is open")
 @pytest.mark.parametrize("loop", LOOPS)
 def test_what_a_program_left_open_is_named_once(loop: str, device: DeviceUnderTest) -> None:
     ended = finish(begin(device, loop, "return", "-W", "always::ResourceWarning"))
@@ -83,6 +87,9 @@ def test_what_a_program_left_open_is_named_once(loop: str, device: DeviceUnderTe
     assert text.count("life_program.py:") == sum(expected.values()), text
 
 
+@pytest.mark.promise(
+    "SIGINT ends a program as the event loop says", "A process ends, whatever is open"
+)
 @pytest.mark.one_kernel_device
 @pytest.mark.parametrize("loop", ONE_LOOP)
 def test_sigint_at_any_moment_ends_the_program(loop: str, device: DeviceUnderTest) -> None:
@@ -95,6 +102,7 @@ def test_sigint_at_any_moment_ends_the_program(loop: str, device: DeviceUnderTes
 # -- several loops --------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A process ends, whatever is open")
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 @pytest.mark.parametrize(
     "backend", ["asyncio", pytest.param("uvloop", marks=pytest.mark.natively), "trio"]

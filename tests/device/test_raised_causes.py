@@ -95,6 +95,7 @@ async def test_failed_wait_for_a_slot_keeps_no_buffer() -> None:
         assert isinstance(failing.exception(), aiordma.RemoteAccessError)
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 async def test_request_raises_each_awaiter_its_own_exception() -> None:
     async with connected(server=OWN_RECEIVES) as (_, server):
         receive = server.post_recv(bytearray(8))
@@ -115,6 +116,7 @@ async def test_request_raises_each_awaiter_its_own_exception() -> None:
             assert isinstance(other.__cause__, aiordma.ClosedError)
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 async def test_failed_request_keeps_no_awaiters_buffer() -> None:
     async with connected(server=OWN_RECEIVES) as (_, server):
         receive = server.post_recv(bytearray(8))

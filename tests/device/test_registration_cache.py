@@ -36,6 +36,7 @@ async def pair() -> AsyncIterator[tuple[aiordma.Connection, aiordma.Connection]]
         yield ends
 
 
+@pytest.mark.promise("The registration cache keeps no memory alive")
 async def test_hit_registers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair() as (client, server):
         cache, data = client.registrations, array(1)
@@ -61,6 +62,7 @@ class _Refused(metaclass=_RefusedMeta):
         pytest.fail("this registers memory")
 
 
+@pytest.mark.promise("The registration cache keeps no memory alive")
 async def test_parts_of_an_array_have_registrations_of_their_own() -> None:
     async with pair() as (client, server):
         cache, data = client.registrations, array(1)
@@ -72,6 +74,7 @@ async def test_parts_of_an_array_have_registrations_of_their_own() -> None:
         assert (cache.hits, cache.misses) == (2, 2)
 
 
+@pytest.mark.promise("The registration cache keeps no memory alive")
 async def test_entry_ends_with_its_array() -> None:
     async with pair() as (client, server):
         cache = client.registrations
@@ -88,6 +91,7 @@ async def test_entry_ends_with_its_array() -> None:
         await until(lambda: kernel_objects(DEVICE)["mr"] == regions)
 
 
+@pytest.mark.promise("The registration cache keeps no memory alive")
 async def test_array_at_the_same_address_is_registered_anew() -> None:
     async with pair() as (client, server):
         cache, data = client.registrations, array(1)
@@ -107,6 +111,7 @@ async def test_array_at_the_same_address_is_registered_anew() -> None:
         assert (cache.hits, cache.misses) == (0, 19)
 
 
+@pytest.mark.promise("The registration cache keeps no memory alive")
 @pytest.mark.capability("rnr")
 async def test_array_in_flight_outlives_its_last_reference() -> None:
     async with connected(server=OWN_RECEIVES) as (client, server):
@@ -125,6 +130,7 @@ async def test_array_in_flight_outlives_its_last_reference() -> None:
         await until(lambda: gone() is None)
 
 
+@pytest.mark.promise("The registration cache keeps no memory alive")
 async def test_least_recently_used_registration_is_removed_first() -> None:
     async with pair() as (client, server):
         cache = client.registrations
@@ -140,6 +146,7 @@ async def test_least_recently_used_registration_is_removed_first() -> None:
         assert cache.misses == 4
 
 
+@pytest.mark.promise("The registration cache keeps no memory alive")
 async def test_parts_of_one_request_may_exceed_the_bound() -> None:
     async with pair() as (client, server):
         cache = client.registrations
@@ -161,6 +168,7 @@ async def test_same_array_twice_in_a_request() -> None:
         assert await server.receive() == bytes(one) * 2
 
 
+@pytest.mark.promise("The registration cache keeps no memory alive")
 async def test_zero_bytes_disable_the_cache() -> None:
     async with pair() as (client, server):
         cache, data = client.registrations, array(1)
@@ -175,6 +183,7 @@ async def test_zero_bytes_disable_the_cache() -> None:
             cache.max_bytes = -1
 
 
+@pytest.mark.promise("The registration cache keeps no memory alive")
 async def test_only_memory_that_cannot_move_is_kept() -> None:
     async with pair() as (client, server):
         cache, data = client.registrations, array(1)
@@ -211,6 +220,7 @@ async def test_registration_in_the_cache_needs_no_thread() -> None:
         assert not client._staging.is_heavy([data.data], "data")
 
 
+@pytest.mark.promise("The registration cache keeps no memory alive")
 async def test_lack_of_memory_releases_idle_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair() as (client, server):
         cache, data = client.registrations, array(1)
@@ -279,6 +289,7 @@ async def _register_with_shared_queue(
         shared.register(bytearray(8)).close()
 
 
+@pytest.mark.promise("The registration cache keeps no memory alive")
 @pytest.mark.parametrize(
     "registers",
     [
@@ -319,6 +330,7 @@ async def test_each_registration_that_lacks_memory_is_repeated(
             assert cache.evictions == 1
 
 
+@pytest.mark.promise("The registration cache keeps no memory alive")
 async def test_lack_of_memory_releases_what_waits_for_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -358,6 +370,7 @@ async def test_use_within_the_bound_iterates_over_no_entries() -> None:
         assert cache._bytes == cache.registered == 0
 
 
+@pytest.mark.promise("The registration cache keeps no memory alive")
 async def test_domains_have_caches_of_their_own() -> None:
     async with aiordma.listen(ADDRESS, 0, domain="each") as listener:
         ends: list[aiordma.Connection] = []

@@ -188,6 +188,7 @@ async def test_handlers_wrong_local_buffer_is_its_own(caplog: pytest.LogCaptureF
     assert record.levelno == logging.ERROR
 
 
+@pytest.mark.promise("Load loses nothing, and leaves nothing")
 async def test_serve_keeps_nothing_of_a_closed_connection() -> None:
     kept: list[weakref.ref[object]] = []
 

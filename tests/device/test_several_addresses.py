@@ -248,6 +248,7 @@ async def test_stream_ends_at_a_programs_answer(monkeypatch: pytest.MonkeyPatch)
         assert other.statistics().connection_requests == 0
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.natively
 @pytest.mark.parametrize("connect", [streams.connect_stream, connect_asyncio])
 async def test_silent_address_leaves_time_for_the_next(
@@ -298,6 +299,7 @@ async def test_group_of_all_errors_has_a_programs_answer(monkeypatch: pytest.Mon
         assert answer.private_data == b"not today"
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.natively
 @pytest.mark.parametrize("connect", [streams.connect_stream, connect_asyncio])
 async def test_silent_addresses_share_the_time_limit(

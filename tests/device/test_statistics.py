@@ -23,6 +23,7 @@ def assert_adds_up(counters: RequestStatistics) -> None:
     assert counters.posted_sends + counters.posted_receives == ended + counters.in_flight
 
 
+@pytest.mark.promise("Counters add up")
 async def test_a_connection_counts_its_requests_and_their_bytes() -> None:
     async with connected(client=OWN_RECEIVES, server=OWN_RECEIVES) as (client, server):
         memory = server.register(bytearray(1000), REMOTE)
@@ -61,6 +62,7 @@ async def test_pooled_receives_are_counted() -> None:
         assert_adds_up(counters)
 
 
+@pytest.mark.promise("Counters add up")
 async def test_failures_are_counted_by_their_status() -> None:
     async with connected(client=OWN_RECEIVES) as (client, server):
         memory = server.register(bytearray(64), REMOTE)
@@ -178,6 +180,7 @@ async def test_a_datagram_socket_counts_its_requests() -> None:
         assert other.statistics().bytes_received == aiordma.GRH_BYTES + 5
 
 
+@pytest.mark.promise("Counters add up")
 async def test_a_device_sums_its_queues_also_those_that_have_ended() -> None:
     async with connected() as (client, server):
         name = client.device_name

@@ -103,6 +103,7 @@ VIOLATIONS: dict[str, tuple[Attack, str]] = {
 }
 
 
+@pytest.mark.promise("A stream's peer reaches its ring, and nothing else")
 @pytest.mark.parametrize("name", VIOLATIONS)
 @one_loop
 async def test_a_violation_ends_its_connection_only(name: str, device: DeviceUnderTest) -> None:
@@ -163,6 +164,7 @@ async def test_a_short_word_is_refused(length: int, device: DeviceUnderTest) -> 
 # -- memory that is not the peer's ----------------------------------------------------------------
 
 
+@pytest.mark.promise("A stream's peer reaches its ring, and nothing else")
 @one_loop
 async def test_a_write_outside_the_ring_reaches_nothing(device: DeviceUnderTest) -> None:
     async with serving(device) as victim, victim.attacked() as attacker:
@@ -174,6 +176,7 @@ async def test_a_write_outside_the_ring_reaches_nothing(device: DeviceUnderTest)
         await victim.serves()
 
 
+@pytest.mark.promise("A stream's peer reaches its ring, and nothing else")
 @one_loop
 async def test_a_grant_of_foreign_memory_ends_the_stream(device: DeviceUnderTest) -> None:
     async with serving(device) as victim, victim.attacked() as attacker:
@@ -190,6 +193,10 @@ async def test_a_grant_of_foreign_memory_ends_the_stream(device: DeviceUnderTest
 # -- peers that do nothing, or too much -----------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "Every wait has a bound, except waits for the peer's program",
+    "A stream's peer reaches its ring, and nothing else",
+)
 @pytest.mark.capability("slow_handshakes")
 @one_loop
 async def test_unfinished_handshakes_end_and_delay_no_other(device: DeviceUnderTest) -> None:
@@ -289,6 +296,7 @@ async def is_held_back(victim: Victim) -> int:
     return before
 
 
+@pytest.mark.promise("A stream's peer reaches its ring, and nothing else")
 @one_loop
 async def test_a_peer_that_reads_nothing_holds_its_writer_back(device: DeviceUnderTest) -> None:
     async with serving(device) as victim:
@@ -299,6 +307,7 @@ async def test_a_peer_that_reads_nothing_holds_its_writer_back(device: DeviceUnd
         assert isinstance(await victim.error(), DisconnectedError)
 
 
+@pytest.mark.promise("A stream's peer reaches its ring, and nothing else")
 @one_loop
 async def test_a_peer_without_credits_gets_nothing(device: DeviceUnderTest) -> None:
     async with serving(device) as victim:
@@ -310,6 +319,7 @@ async def test_a_peer_without_credits_gets_nothing(device: DeviceUnderTest) -> N
         assert isinstance(await victim.error(), DisconnectedError)
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.capability("rnr")
 @pytest.mark.parametrize("close_timeout", [0, 0.3])
 @pytest.mark.parametrize("kind", ["stream", "transport"])
@@ -402,6 +412,7 @@ def traced() -> Iterator[Callable[[], int]]:
         tracemalloc.stop()
 
 
+@pytest.mark.promise("A stream's peer reaches its ring, and nothing else")
 @pytest.mark.parametrize("what", ["keepalives", "credits", "shutdowns"])
 @one_loop
 async def test_a_flood_of_control_messages_is_survived(what: str, device: DeviceUnderTest) -> None:

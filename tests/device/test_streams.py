@@ -501,6 +501,7 @@ async def test_serving_goes_on_after_a_shortage(
         assert text in said
 
 
+@pytest.mark.promise("A stream's peer reaches its ring, and nothing else")
 @pytest.mark.skipif(DEVICE != "software", reason="70,000 messages take an emulated machine minutes")
 @one_loop
 async def test_a_stream_goes_on_where_message_numbers_wrap() -> None:
@@ -543,6 +544,7 @@ async def test_a_full_backlog_refuses_once_the_timeout_is_over() -> None:
         group.cancel_scope.cancel()
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.natively
 @one_loop
 async def test_pauses_for_a_full_backlog_leave_time_for_the_answer(

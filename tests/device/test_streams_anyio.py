@@ -97,6 +97,7 @@ async def receive_all(stream: Stream) -> None:
 Sends = Callable[[Stream], Coroutine[Any, Any, None]]
 
 
+@pytest.mark.promise("A process ends, whatever is open")
 @pytest.mark.filterwarnings("ignore:left open at the end of the event loop")
 @pytest.mark.parametrize(
     ("backend", "options"),
@@ -145,6 +146,7 @@ def test_open_stream_ends_its_data_with_the_loop(
     assert kept[0].connection._endpoint.life.closed.is_set()
 
 
+@pytest.mark.promise("A process ends, whatever is open")
 @pytest.mark.natively
 @pytest.mark.filterwarnings("ignore:left open at the end of the event loop")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -309,6 +309,7 @@ def test_abort_drops_what_was_written(run: Run) -> None:
     run(main)
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 def test_abort_ends_a_close_that_the_peer_holds_back(run: Run) -> None:
     async def main() -> None:
         async with two(buffer_size=8192, close_timeout=0.05) as (client, server):
@@ -407,6 +408,7 @@ class Finalizers:
         monkeypatch.setattr(Rsocket, "write", run_them)
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @pytest.mark.natively
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("size", [100, 100_000], ids=["small", "large"])
@@ -452,6 +454,7 @@ def test_finalizer_in_the_middle_of_a_write_comes_after_it(
     run(main)
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @pytest.mark.natively
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("in_flush", [False, True], ids=["write", "flush"])

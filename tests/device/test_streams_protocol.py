@@ -84,6 +84,7 @@ async def send_word(peer: aiordma.Connection, immediate: int) -> None:
         await peer.write(b"", RemoteMemory(0, 0, 0), immediate=immediate)
 
 
+@pytest.mark.promise("A stream's peer reaches its ring, and nothing else")
 async def test_a_peer_cannot_write_beyond_the_ring_and_the_table() -> None:
     async with attacked() as (_server, peer, hello):
         end = hello.table.address + hello.table.length
@@ -92,6 +93,7 @@ async def test_a_peer_cannot_write_beyond_the_ring_and_the_table() -> None:
         await peer.ended()
 
 
+@pytest.mark.promise("A stream's peer reaches its ring, and nothing else")
 async def test_forged_grants_end_the_connection() -> None:
     async with attacked() as (server, peer, hello):
         with suppress(aiordma.RdmaError):  # the last one may be cut off

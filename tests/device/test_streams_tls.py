@@ -57,6 +57,7 @@ def test_tls_runs_over_a_stream(run: Run, contexts: tuple[ssl.SSLContext, ssl.SS
     run(main)
 
 
+@pytest.mark.promise("A process ends, whatever is open")
 @pytest.mark.filterwarnings("ignore:Exception ignored [^<]*<function _SSLProtocolTransport.__del__")
 @pytest.mark.parametrize("is_client_closed", [True, False])
 def test_a_transport_whose_tls_still_closes_at_the_end_of_the_loop_is_not_called_left_open(

@@ -234,6 +234,7 @@ def test_the_peer_of_a_protocol_that_fails_gets_what_was_written(run: Run) -> No
     run(main)
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 def test_close_timeout_ends_the_connection_of_an_abort(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,6 +308,7 @@ def test_a_program_that_ends_at_once_has_sent_what_it_wrote(ending: str) -> None
     on_loop(asyncio.new_event_loop, main)
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.parametrize("ending", ["close", "abort"])
 def test_the_end_of_the_loop_waits_for_the_peers_device(
     run: Run, ending: str, monkeypatch: pytest.MonkeyPatch
@@ -391,6 +393,7 @@ def peer_of_a_program(run: Run, written: int, **options: Any) -> tuple[Accepted,
     return servers[0], took[0]
 
 
+@pytest.mark.promise("A process ends, whatever is open")
 @pytest.mark.filterwarnings("ignore:left open at the end of the event loop")
 def test_an_open_transport_ends_its_data_with_the_loop(run: Run) -> None:
     """As over TCP: asyncio's StreamReader would lose what has arrived, if an error followed."""
@@ -398,6 +401,7 @@ def test_an_open_transport_ends_its_data_with_the_loop(run: Run) -> None:
     assert (len(peer.data), peer.eof, peer.error) == (100_000, True, None)
 
 
+@pytest.mark.promise("A process ends, whatever is open")
 @pytest.mark.filterwarnings("ignore:left open at the end of the event loop")
 def test_an_open_transport_with_a_backlog_is_cut_off_by_the_end_of_the_loop(run: Run) -> None:
     """What was cut off is no end of the data; and a peer that does not read delays nothing."""
@@ -408,6 +412,7 @@ def test_an_open_transport_with_a_backlog_is_cut_off_by_the_end_of_the_loop(run:
     assert took < CLOSE_TIMEOUT / 2
 
 
+@pytest.mark.promise("A process ends, whatever is open")
 @pytest.mark.filterwarnings("ignore:left open at the end of the event loop")
 def test_open_transports_delay_the_end_of_the_loop_together(
     run: Run, monkeypatch: pytest.MonkeyPatch
@@ -431,6 +436,7 @@ def test_open_transports_delay_the_end_of_the_loop_together(
 # -- warnings -------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A process ends, whatever is open")
 @pytest.mark.parametrize("backlog", [0, 500_000])
 @pytest.mark.parametrize("kind", ["the one that connected", "the one that was accepted"])
 def test_a_transport_that_still_closes_at_the_end_of_the_loop_is_not_called_left_open(

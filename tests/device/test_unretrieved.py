@@ -61,6 +61,7 @@ async def settle() -> None:
         await checkpoint()
 
 
+@pytest.mark.promise("Errors that were never retrieved are reported")
 @pytest.mark.capability("named_refusals")
 async def test_failed_request_is_reported(reports: list[Report]) -> None:
     async with connected() as (client, _):
@@ -74,6 +75,7 @@ async def test_failed_request_is_reported(reports: list[Report]) -> None:
         assert isinstance(error, aiordma.RemoteAccessError)
 
 
+@pytest.mark.promise("Errors that were never retrieved are reported")
 @pytest.mark.capability("rnr")
 async def test_sends_dropped_by_close_are_one_report(reports: list[Report]) -> None:
     async with connected(server=OWN_RECEIVES) as (client, _):
@@ -89,6 +91,7 @@ async def test_sends_dropped_by_close_are_one_report(reports: list[Report]) -> N
         assert "this side closed the connection to " in str(error)
 
 
+@pytest.mark.promise("Errors that were never retrieved are reported")
 @pytest.mark.parametrize("who", ["we", "the peer"])
 async def test_receives_left_over_are_not_reported(reports: list[Report], who: str) -> None:
     async with connected(server=OWN_RECEIVES) as (client, server):
@@ -100,6 +103,7 @@ async def test_receives_left_over_are_not_reported(reports: list[Report], who: s
     assert reports == []
 
 
+@pytest.mark.promise("Errors that were never retrieved are reported")
 @pytest.mark.capability("named_refusals")
 async def test_failure_flushes_into_the_same_report(reports: list[Report]) -> None:
     async with connected(client=OWN_RECEIVES) as (client, _):
@@ -129,6 +133,7 @@ async def test_request_that_is_kept_is_reported_when_it_goes(reports: list[Repor
         assert len(reports) == 1
 
 
+@pytest.mark.promise("Errors that were never retrieved are reported")
 @pytest.mark.capability("rnr")
 async def test_retrieved_errors_are_not_reported(reports: list[Report]) -> None:
     async with connected(server=OWN_RECEIVES) as (client, _):
@@ -158,6 +163,7 @@ async def test_requests_that_succeed_are_not_reported(reports: list[Report]) -> 
     assert reports == []
 
 
+@pytest.mark.promise("Errors that were never retrieved are reported")
 @pytest.mark.capability("named_refusals")
 @pytest.mark.parametrize("awaited", [True, False])
 async def test_last_request_reports_for_its_run(reports: list[Report], awaited: bool) -> None:
@@ -176,6 +182,7 @@ async def test_last_request_reports_for_its_run(reports: list[Report], awaited: 
         assert len(reports) == (not awaited)
 
 
+@pytest.mark.promise("Errors that were never retrieved are reported")
 @pytest.mark.parametrize("awaited", [True, False])
 async def test_run_whose_last_request_fails_is_reported(
     reports: list[Report], awaited: bool
@@ -198,6 +205,7 @@ async def test_run_whose_last_request_fails_is_reported(
         assert len(reports) == (not awaited)
 
 
+@pytest.mark.promise("Errors that were never retrieved are reported")
 @pytest.mark.capability("memory_windows")
 @pytest.mark.parametrize("kind", aiordma.MemoryWindowType)
 @pytest.mark.parametrize("awaited", [True, False])
@@ -218,6 +226,7 @@ async def test_failed_bind_is_reported(
     assert len(reports) == (not awaited)
 
 
+@pytest.mark.promise("Errors that were never retrieved are reported")
 async def test_chain_given_up_is_not_reported(reports: list[Report]) -> None:
     async with connected() as (client, _):
 
@@ -253,6 +262,7 @@ async def test_shared_receives_left_over_are_not_reported(reports: list[Report])
     assert reports == []
 
 
+@pytest.mark.promise("Errors that were never retrieved are reported")
 @pytest.mark.capability("rnr")
 def test_closed_loop_reports_too() -> None:
     told: list[str] = []
@@ -272,6 +282,7 @@ def test_closed_loop_reports_too() -> None:
     assert "1 work request on the connection to " in text
 
 
+@pytest.mark.promise("Errors that were never retrieved are reported")
 @pytest.mark.natively
 @OWN_LOOPS
 @pytest.mark.parametrize("dropped", ["before", "behind", "after close"])

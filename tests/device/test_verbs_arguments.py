@@ -311,6 +311,7 @@ def world() -> Iterator[World]:
         yield World(stack)
 
 
+@pytest.mark.promise("Invalid arguments raise before any C call")
 @pytest.mark.parametrize(
     "name",
     [
@@ -395,6 +396,7 @@ BITS = {
 """Numbers of a SendWork, and how many bits they have."""
 
 
+@pytest.mark.promise("Invalid arguments raise before any C call")
 @pytest.mark.parametrize("name", BITS)
 @pytest.mark.capability("memory_windows")
 def test_chain_refuses_a_number_by_name(name: str, world: World) -> None:

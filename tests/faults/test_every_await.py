@@ -109,11 +109,17 @@ def _public_awaits() -> Iterator[str]:
                 yield f"{prefix}{defined.__name__}.{member}"
 
 
+@pytest.mark.promise(
+    "What remains after a cancellation", "Each await can be cancelled at each suspension"
+)
 def test_every_public_await_has_a_scenario() -> None:
     assert set(_public_awaits()) - WITHOUT_WAIT - FORWARDS == set(SCENARIOS)
     assert {each.id for each in PARAMETERS} >= ON_KERNELS_DEVICES
 
 
+@pytest.mark.promise(
+    "What remains after a cancellation", "Each await can be cancelled at each suspension"
+)
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     "scenario",
@@ -123,6 +129,7 @@ async def test_cancelled_at_each_suspension(scenario: Scenario) -> None:
     await _cancel_at_each(scenario)
 
 
+@pytest.mark.promise("Each await can be cancelled at each suspension")
 @pytest.mark.anyio
 @one_loop
 @pytest.mark.parametrize("scenario", ASYNCIO)
@@ -130,6 +137,7 @@ async def test_cancelled_at_each_suspension_on_asyncio(scenario: Scenario) -> No
     await _cancel_at_each(scenario)
 
 
+@pytest.mark.promise("Each await can be cancelled at each suspension")
 @pytest.mark.anyio
 @pytest.mark.natively
 @pytest.mark.parametrize("anyio_backend", [pytest.param(OWN_LOOP, id="streams")])
@@ -207,6 +215,7 @@ BROKEN: dict[str, tuple[Any, Any, type[Exception]]] = {
 """Functions, how they are broken, and the error by which their scenarios show it."""
 
 
+@pytest.mark.promise("Each await can be cancelled at each suspension")
 @pytest.mark.anyio
 @one_loop
 @pytest.mark.parametrize("name", BROKEN)

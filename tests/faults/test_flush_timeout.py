@@ -14,6 +14,10 @@ pytestmark = pytest.mark.anyio
 NEVER = 3600.0
 
 
+@pytest.mark.promise(
+    "Every posted request completes or fails",
+    "Every wait has a bound, except waits for the peer's program",
+)
 @pytest.mark.parametrize("seconds", [0.0, 0.01])
 async def test_close_outlasts_a_device_that_never_flushes(faults: Faults, seconds: float) -> None:
     options = OWN_RECEIVES | {"flush_timeout": seconds}
@@ -26,6 +30,7 @@ async def test_close_outlasts_a_device_that_never_flushes(faults: Faults, second
             await receive
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 @pytest.mark.parametrize(
     ("seconds", "late", "phase"),
     [(NEVER, 0.5, Phase.FLUSHING), (0.01, 3.0, Phase.DESTROYING)],

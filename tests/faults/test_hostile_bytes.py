@@ -122,6 +122,7 @@ async def serving() -> AsyncIterator[Victim]:
         group.cancel_scope.cancel()
 
 
+@pytest.mark.promise("Faults of the network change no byte")
 async def test_bytes_instead_of_a_handshake_harm_nothing() -> None:
     def attack() -> None:
         for name, data in NO_HANDSHAKES.items():
@@ -131,6 +132,7 @@ async def test_bytes_instead_of_a_handshake_harm_nothing() -> None:
         await victim.attacked_by(attack)
 
 
+@pytest.mark.promise("Faults of the network change no byte")
 @pytest.mark.parametrize("uses_crc", [False, True])
 async def test_wrong_frames_end_their_connection_only(uses_crc: bool) -> None:
     def right() -> None:
@@ -165,6 +167,7 @@ async def test_wrong_frames_end_their_connection_only(uses_crc: bool) -> None:
         await victim.attacked_by(attack)
 
 
+@pytest.mark.promise("Faults of the network change no byte")
 async def test_peer_cannot_invalidate_a_region(device: DeviceUnderTest) -> None:
     """One that another peer of the domain uses; siw permits it (docs/devices.md)."""
 
@@ -187,6 +190,7 @@ async def test_peer_cannot_invalidate_a_region(device: DeviceUnderTest) -> None:
         await victim.attacked_by(attack)
 
 
+@pytest.mark.promise("Faults of the network change no byte")
 async def test_unfinished_peers_delay_no_other() -> None:
     """They send nothing, or a part of what they should, and stay; then they reset their
     connections."""
@@ -219,6 +223,7 @@ async def test_unfinished_peers_delay_no_other() -> None:
             await victim.attacked_by(leave)
 
 
+@pytest.mark.promise("Faults of the network change no byte")
 @pytest.mark.capability("listener_kept")
 async def test_peer_that_leaves_before_it_is_accepted_harms_nothing() -> None:
     def attack() -> None:
@@ -233,6 +238,7 @@ async def test_peer_that_leaves_before_it_is_accepted_harms_nothing() -> None:
         await victim.attacked_by(attack)
 
 
+@pytest.mark.promise("Faults of the network change no byte")
 @pytest.mark.capability("silent_after_accept")
 @pytest.mark.parametrize("said", [b"", b"\0", bytes(100)], ids=["nothing", "a byte", "zeros"])
 async def test_peer_without_a_first_frame_harms_nothing(said: bytes) -> None:
@@ -250,6 +256,7 @@ async def test_peer_without_a_first_frame_harms_nothing(said: bytes) -> None:
         await victim.attacked_by(attack)
 
 
+@pytest.mark.promise("Faults of the network change no byte")
 @pytest.mark.capability("half_handshakes")
 async def test_half_a_handshake_in_two_segments_delays_no_other() -> None:
     def attack() -> None:

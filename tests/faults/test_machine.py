@@ -31,6 +31,7 @@ SETTINGS = settings(
 )
 
 
+@pytest.mark.promise("The guarantees hold in any order of calls")
 @pytest.mark.timeout(max(150, EXAMPLES * 5))
 def test_random_use_keeps_every_promise() -> None:
     print(f"AIORDMA_MACHINE_SEED={SEED} AIORDMA_MACHINE_EXAMPLES={EXAMPLES}")
@@ -42,6 +43,7 @@ def test_random_use_keeps_every_promise() -> None:
             raise Machine.failures[0]
 
 
+@pytest.mark.promise("The guarantees hold in any order of calls")
 @pytest.mark.parametrize("name", BROKEN)
 def test_machine_finds_a_broken_library(name: str) -> None:
     run = subprocess.run(

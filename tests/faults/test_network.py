@@ -67,18 +67,24 @@ def wire(device: DeviceUnderTest) -> Iterator[None]:
 
 
 class TestBadWire:
+    @pytest.mark.promise("Faults of the network change no byte")
     @pytest.mark.parametrize("fault", WIRE)
     def test_every_byte_arrives(self, fault: str, wire: None) -> None:
         found = ran("tests.faults.transfers", SERVER, CLIENT, json.dumps({fault: WIRE[fault]}))
         assert found == {fault: dict.fromkeys(TRANSFERS, "ok")}
 
 
+@pytest.mark.promise("Faults of the network change no byte")
 @pytest.mark.capability("outlives_link_down")
 def test_transfer_goes_on_when_the_link_comes_back(wire: None) -> None:
     found = ran("tests.faults.links", "back", SERVER, CLIENT, CUT, MEND)
     assert found == {"transfer": ["went on"], "again": ["works"]}
 
 
+@pytest.mark.promise(
+    "Faults of the network change no byte",
+    "A peer that has gone is a PeerGoneError, or the end of the stream",
+)
 def test_lost_link_ends_its_connections(wire: None) -> None:
     found = ran("tests.faults.links", "lost", SERVER, CLIENT, CUT, "")
     assert found.pop("rounds") == ["done"]
@@ -90,6 +96,7 @@ def test_lost_link_ends_its_connections(wire: None) -> None:
     assert all("interface is down" in outcome[-1] for outcome in local)
 
 
+@pytest.mark.promise("Faults of the network change no byte")
 @pytest.mark.capability("removal_reported")
 def test_deleted_device_ends_its_connections(wire: None, device: DeviceUnderTest) -> None:
     delete = f"rdma link delete {device.driver}1"
@@ -104,6 +111,7 @@ def test_deleted_device_ends_its_connections(wire: None, device: DeviceUnderTest
 class TestGarbage:
     """Of strangers and of peers, while a connection echoes and a listener accepts: garbage.py."""
 
+    @pytest.mark.promise("Faults of the network change no byte")
     @pytest.mark.capability("datagrams")
     @pytest.mark.parametrize("group", ["packets", "messages", "peers"])
     def test_garbage_to_a_roce_device_harms_nothing(self, group: str, wire: None) -> None:
@@ -128,6 +136,7 @@ def check_garbage(found: dict[str, Any]) -> None:
     assert found["taint"] == 0
 
 
+@pytest.mark.promise("Faults of the network change no byte")
 def test_memlock_limit_is_named(device: DeviceUnderTest) -> None:
     found = ran("tests.faults.pinning", device.address)
     for call, limit in (("connect", "128 KiB"), ("register", "8192 KiB")):

@@ -112,6 +112,7 @@ async def _announced(process: Process) -> tuple[int, int]:
     return int(port), int(pid)
 
 
+@pytest.mark.promise("Faults of the network change no byte")
 @SIDES
 async def test_killed_peer_ends_all_traffic(side: str) -> None:
     async with traffic(side) as work:
@@ -130,6 +131,7 @@ async def test_killed_peer_ends_all_traffic(side: str) -> None:
         assert isinstance(cause, (aiordma.PeerGoneError, aiordma.RemoteAccessError))
 
 
+@pytest.mark.promise("Faults of the network change no byte")
 @SIDES
 async def test_stopped_peer_goes_on_with_every_byte(side: str) -> None:
     async with traffic(side) as work, anyio.create_task_group() as group:

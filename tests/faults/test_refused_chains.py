@@ -64,6 +64,7 @@ class Counted(bytearray):
     """A buffer that can be referred to weakly."""
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 async def test_refused_chain_keeps_no_buffer(faults: Faults) -> None:
     async with connected() as (client, server):
         remote = server.register(bytearray(1 << 17), REMOTE).remote()

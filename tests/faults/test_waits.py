@@ -53,6 +53,7 @@ async def silenced(
 # -- handshakes -----------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.parametrize("said", [b"", b"MPA ID Rep"], ids=["nothing", "half"])
 async def test_stream_to_silent_server_times_out(said: bytes) -> None:
     with silent_server(said) as port, anyio.fail_after(PATIENCE):
@@ -62,6 +63,7 @@ async def test_stream_to_silent_server_times_out(said: bytes) -> None:
         await until(lambda: not reactor_in_use())
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.parametrize("is_prepared", [False, True])
 async def test_accepted_peer_that_is_silent_times_out(is_prepared: bool) -> None:
     """`ConnectionRequest.accept`, and `establish` after `prepare`."""
@@ -81,6 +83,7 @@ async def test_accepted_peer_that_is_silent_times_out(is_prepared: bool) -> None
         assert isinstance(outcome.error, aiordma.RdmaConnectionError)
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 async def test_served_peer_that_is_silent_times_out() -> None:
     async with (
         aiordma.listen(ADDRESS, 0, accept_timeout=BOUND) as listener,
@@ -93,6 +96,7 @@ async def test_served_peer_that_is_silent_times_out() -> None:
         group.cancel_scope.cancel()
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 async def test_silent_peer_of_a_stream_listener_times_out() -> None:
     async with (
         listen_stream(ADDRESS, 0, accept_timeout=BOUND) as listener,
@@ -125,6 +129,7 @@ BEHIND: dict[str, Callable[[aiordma.Connection], Awaitable[object]]] = {
 """What waits for a slot of the send queue."""
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.parametrize("call", BEHIND)
 async def test_wait_for_a_slot_ends_with_the_connection(call: str, faults: Faults) -> None:
     async with silenced(faults, BOUND) as (client, _):
@@ -140,6 +145,7 @@ async def test_wait_for_a_slot_ends_with_the_connection(call: str, faults: Fault
 # -- closing does not wait for a silent peer ------------------------------------------------------
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 async def test_grant_ends_while_the_peer_is_silent(faults: Faults) -> None:
     async with aiordma.listen(ADDRESS, 0) as listener:
         client, server = await connect_to(listener, ADDRESS)
@@ -158,12 +164,14 @@ async def test_grant_ends_while_the_peer_is_silent(faults: Faults) -> None:
             assert endpoint_of(server).cause is None
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 async def test_connection_closes_while_the_peer_is_silent(faults: Faults) -> None:
     async with silenced(faults) as (client, _):
         with anyio.fail_after(PATIENCE):
             await client.aclose()
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 async def test_domain_and_shared_queue_close_behind_silent_peers(faults: Faults) -> None:
     """Both are closed once their connections are, and these do not wait for the peers."""
     async with aiordma.open_domain(ADDRESS) as domain:
@@ -179,6 +187,7 @@ async def test_domain_and_shared_queue_close_behind_silent_peers(faults: Faults)
                 await domain.aclose()
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.parametrize("way", ["listener", "request", "reject", "accepting"])
 async def test_listener_does_not_wait_for_silent_peers(way: str) -> None:
     """Closing it, closing or rejecting a request, and closing it during a handshake."""
@@ -199,6 +208,7 @@ async def test_listener_does_not_wait_for_silent_peers(way: str) -> None:
             await peer.ended()
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 async def test_stream_closes_while_the_peer_is_silent(faults: Faults) -> None:
     async with listen_stream(ADDRESS, 0) as listener:
         async with anyio.create_task_group() as group:
@@ -248,6 +258,7 @@ WAITS: dict[str, Callable[[Ends], Awaitable[object]]] = {
 }
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.parametrize("wait", WAITS)
 async def test_limit_of_the_program_ends_a_wait(wait: str) -> None:
     async with (

@@ -15,6 +15,7 @@ from .parts import PARTS
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.promise("Load loses nothing, and leaves nothing")
 @pytest.mark.parametrize("part", PARTS)
 def test_small_soak_loses_no_message(part: str, tmp_path: Path) -> None:
     results = tmp_path / "soak.json"
@@ -32,6 +33,7 @@ def test_small_soak_loses_no_message(part: str, tmp_path: Path) -> None:
     assert any(figure["counted"] for figure in found["figures"])
 
 
+@pytest.mark.promise("Load loses nothing, and leaves nothing")
 def test_tally_counts_lost_doubled_and_changed_messages() -> None:
     tally = Tally()
     received = [message(3, 0), message(3, 2), message(3, 2), message(3, 3)[:-1]]
@@ -49,6 +51,7 @@ def test_unknown_part_is_refused() -> None:
     assert "slow_readers" in ran.stdout
 
 
+@pytest.mark.promise("Load loses nothing, and leaves nothing")
 def test_figure_misses_its_goal() -> None:
     assert count("lost", 0).met
     assert not count("lost", 1).met

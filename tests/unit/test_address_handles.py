@@ -138,6 +138,7 @@ async def test_least_recently_used_unheld_handle_goes_first(
     await ended(handles, device)
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 async def test_the_end_waits_for_the_last_holder(device: Device) -> None:
     handles = handles_of(device, 4)
     held = handles.get(ONE)

@@ -175,6 +175,7 @@ async def test_a_refusal_says_what_and_why(
     assert played.freed == 0
 
 
+@pytest.mark.promise("No coroutine waits for a peer or the network on the event loop's thread")
 async def test_a_cancelled_question_ends_by_itself(played: Played) -> None:
     played.may_answer.clear()
     with anyio.CancelScope() as scope:

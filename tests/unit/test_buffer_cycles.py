@@ -185,6 +185,7 @@ async def main():
 """
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @pytest.mark.parametrize("engine", ["c", "python"])
 def test_cycles_with_the_buffers_of_connections_are_collected(engine: str) -> None:
     run_child(
@@ -192,6 +193,7 @@ def test_cycles_with_the_buffers_of_connections_are_collected(engine: str) -> No
     )
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 def test_cycles_with_the_buffers_of_datagrams_are_collected() -> None:
     run_child(CYCLES, DATAGRAMS, "\nasyncio.run(main())\n", PYTHONWARNINGS="ignore")
 
@@ -253,6 +255,7 @@ async def main(use, *ends):
 """
 
 
+@pytest.mark.promise("Closing")
 @pytest.mark.parametrize("engine", ["c", "python"])
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop", "polling", "trio"])
 def test_rings_of_a_closed_stream_need_no_collection(loop: str, engine: str) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import errno
 import gc
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,7 +17,7 @@ import aiordma
 import aiordma._native._engine as _engine
 from aiordma import Connection, MemorySlice, RemoteMemory, WorkCompletionOpcode
 from aiordma._requests.select import BACKEND
-from tests.bench.instant import doorbell_fails, instant, refuses
+from tests.bench.instant import doorbell_fails, instant
 from tests.internals import drain_of, endpoint_of, fail, free_sends, hub_of
 from tests.unit.test_hot_path import WINDOW, Calls, connected, run
 
@@ -194,34 +193,6 @@ def test_chain_without_memory_is_posted_or_fails() -> None:
                 assert free_sends(client) == slots
                 assert local.region._users == 0
             assert failures < 20
-
-    aiordma.run(body())
-
-
-@pytest.mark.parametrize("fails", [refuses, doorbell_fails])
-def test_interrupt_behind_a_refused_chain_leaves_no_request(
-    fails: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(_: object) -> None:
-        raise KeyboardInterrupt("as the watchdog is started")
-
-    async def body() -> None:
-        async with connected() as (client, _, local, remote):
-            with instant(client):
-                fails(errno.EIO)
-                chain = client.chain(signal_last_only=True)
-                chain.__enter__()
-                requests = [chain.post_write(local, remote) for _ in range(2)]
-                drain_of(client).watched = False
-                with monkeypatch.context() as patched:
-                    patched.setattr(type(hub_of(client)), "watch_over", interrupt)
-                    with pytest.raises(KeyboardInterrupt):
-                        chain.__exit__(None, None, None)
-            async with asyncio.timeout(10):
-                for request in requests:
-                    with pytest.raises(aiordma.RdmaError):
-                        await request
-            assert local.region._users == 0
 
     aiordma.run(body())
 

@@ -159,6 +159,7 @@ def test_close_within_the_destruction_of_a_child_is_refused_at_once() -> None:
     assert parent._is_gone
 
 
+@pytest.mark.promise("A closed region is written to no more")
 @pytest.mark.parametrize("refusals", [0, 1, 2])
 def test_second_close_waits_for_the_first(refusals: int) -> None:
     """Once a close has returned, the object is gone."""
@@ -227,6 +228,7 @@ def test_close_within_the_own_destruction_does_nothing() -> None:
     assert thing._is_gone
 
 
+@pytest.mark.promise("A closed region is written to no more")
 @pytest.mark.parametrize("run", [asyncio.run, lambda main: trio.run(lambda: main)])
 @pytest.mark.parametrize("refusals", [0, 1])
 def test_region_that_another_thread_closes_is_gone_after_its_close(
@@ -261,6 +263,7 @@ def test_region_that_another_thread_closes_is_gone_after_its_close(
         assert isinstance(first.ended(), VerbsCallError if refusals else type(None))
 
 
+@pytest.mark.promise("A closed region is written to no more")
 @pytest.mark.parametrize("run", [asyncio.run, lambda main: trio.run(lambda: main)])
 def test_event_loop_does_not_wait_for_another_thread(run: Any) -> None:
     parent = Thing()

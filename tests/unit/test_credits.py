@@ -61,6 +61,7 @@ async def test_free_ones_are_taken_without_waiting() -> None:
     assert slots.total == 2
 
 
+@pytest.mark.promise("A full queue waits or raises, and loses nothing")
 async def test_waiters_get_theirs_in_the_order_in_which_they_came() -> None:
     slots = make(0)
     async with anyio.create_task_group() as group:
@@ -158,6 +159,7 @@ async def test_a_credit_for_the_last_cancelled_waiter_is_free_again() -> None:
         assert slots.free + len(takers.got) == 1
 
 
+@pytest.mark.promise("A full queue waits or raises, and loses nothing")
 async def test_woken_tasks_take_slots_in_their_order() -> None:
     slots = make(0)
     async with anyio.create_task_group() as group:

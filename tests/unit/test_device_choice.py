@@ -294,6 +294,7 @@ def test_empty_provider_slot_names_its_provider() -> None:
 RDMA_KINDS = [kind for kind in Requirement.KINDS if kind != "any"]
 
 
+@pytest.mark.promise("A required transport is never replaced")
 @pytest.mark.parametrize("kind", RDMA_KINDS)
 @pytest.mark.parametrize("from_environment", [False, True], ids=["argument", "AIORDMA_REQUIRE"])
 async def test_requirement_refuses_the_software_device(
@@ -322,6 +323,7 @@ async def test_requirement_refuses_the_software_device(
     assert "has no RDMA device" in await refused("auto", "192.0.2.1")
 
 
+@pytest.mark.promise("A required transport is never replaced")
 async def test_environment_requires_without_an_argument(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +335,7 @@ async def test_environment_requires_without_an_argument(
     assert await with_device("auto", "127.0.0.1", Attempt()) == "built in"
 
 
+@pytest.mark.promise("A required transport is never replaced")
 async def test_device_of_another_kind_is_not_replaced(machine: Machine) -> None:
     attempt = Attempt(DeviceRequirementError("it is iWARP"))
     with pytest.raises(DeviceRequirementError, match="it is iWARP"):

@@ -153,6 +153,7 @@ def test_domain_is_checked_by_name() -> None:
         DmabufRegion(None, 5, 4096)  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("The CPU does not access memory of other devices")
 def test_cpu_does_not_access_the_memory(domain: Any) -> None:
     domain.provider = Driver(domain.provider, lambda: ffi.new("struct ibv_mr *"))
     with DmabufRegion(domain, 0, 4096) as memory:

@@ -28,6 +28,7 @@ def fill_queue() -> None:
     time.sleep(0.1)
 
 
+@pytest.mark.promise("SIGINT ends a program as the event loop says")
 def test_interrupt_in_one_drain_skips_no_other() -> None:
     async def body() -> None:
         async with connected_pair(max_send_wr=COUNT, receive_buffers=0) as (client, server):
@@ -40,30 +41,6 @@ def test_interrupt_in_one_drain_skips_no_other() -> None:
             with pytest.raises(Interrupt):
                 hub_of(client).drain_all()
             assert all(request.done() for request in requests)
-
-    aiordma.run(body())
-
-
-def test_interrupt_behind_a_lack_of_memory_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body() -> None:
-        async with connected_pair(max_send_wr=COUNT, receive_buffers=0) as (client, server):
-            remote = server.register(bytearray(8), Access.REMOTE_WRITE).remote()
-            local = client.register(bytearray(8))[:]
-            request = client.post_write(local, remote)
-            request.add_done_callback(interrupt)
-            fill_queue()
-            hub = hub_of(client)
-            drain, failures = hub.drain, [MemoryError()]
-
-            def drain_without_memory() -> int:
-                if failures:
-                    raise failures.pop()
-                return drain()
-
-            monkeypatch.setattr(hub, "drain", drain_without_memory)
-            with pytest.raises(Interrupt):
-                hub.drain_all()
-            assert request.done()
 
     aiordma.run(body())
 

@@ -226,6 +226,7 @@ class Number:
 """
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @ENGINE_IN_C
 @pytest.mark.parametrize("what", ["address", "rkey"])
 def test_a_number_that_closes_the_endpoint_posts_nothing(what: str) -> None:
@@ -256,6 +257,7 @@ def test_a_number_that_closes_the_endpoint_posts_nothing(what: str) -> None:
     )
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @ENGINE_IN_C
 @pytest.mark.parametrize("what", ["address", "length", "rkey"])
 def test_a_number_that_closes_the_region_posts_nothing(what: str) -> None:
@@ -352,6 +354,7 @@ def _need_the_collector_in_calls() -> None:
         pytest.skip("this Python's collector runs between bytecodes: not in a C call")
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @ENGINES
 @pytest.mark.parametrize("way", ["write", "send", "receive"])
 def test_a_finalizer_that_closes_the_region_in_a_post(engine: str, way: str) -> None:
@@ -459,6 +462,7 @@ def test_finalizer_that_closes_the_region_in_a_datagram_receive(engine: str) -> 
     )
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @ENGINES
 @pytest.mark.parametrize("way", ["write", "chain"])
 def test_a_finalizer_that_closes_the_endpoint_in_a_post(engine: str, way: str) -> None:

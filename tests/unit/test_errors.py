@@ -51,6 +51,7 @@ CLASSES = {
 }
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 def test_exceeded_retries_name_what_was_in_force() -> None:
     error = completion_error(Status.RETRY_EXC_ERR, "SEND of 5 bytes", retries=(6, 16))
     assert isinstance(error, errors.RetryExceededError)
@@ -166,6 +167,7 @@ def test_an_error_is_caught_as_what_it_also_is(error: type[Exception]) -> None:
         assert issubclass(error, family)
 
 
+@pytest.mark.promise("A peer that has gone is a PeerGoneError, or the end of the stream")
 def test_peers_that_have_gone_are_these_errors() -> None:
     gone = {error for error in _every_class(RdmaError) if issubclass(error, errors.PeerGoneError)}
     assert {error.__name__ for error in gone} == {
@@ -207,6 +209,7 @@ def test_error_has_the_errno_of_a_sockets(error: RdmaError, number: int | None) 
         assert str(each) == error.args[0]  # without "[Errno 104]"
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 @pytest.mark.parametrize("error", errors.WorkCompletionError.__subclasses__())
 def test_failed_request_is_caught_by_socket_programs(error: type[Exception]) -> None:
     with pytest.raises(ConnectionError):
@@ -215,6 +218,7 @@ def test_failed_request_is_caught_by_socket_programs(error: type[Exception]) -> 
         raise error(5, "SEND of 5 bytes")
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 def test_closed_and_broken_errors_are_disjoint() -> None:
     # Closed is your doing, broken somebody else's: nothing is both.
     for error in FAMILIES:
@@ -301,6 +305,7 @@ def test_detached_copy_is_detached_where_copies_keep_the_traceback(
     assert (again.__traceback__, again.__context__) == (None, None)
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_detached_copy_keeps_everything_but_the_traceback(error: RdmaError) -> None:
     stored = copy.copy(error)

@@ -21,7 +21,6 @@ from aiordma._base.errors import EventLoopError
 from aiordma._loop.event_loop import EventLoop, Timer, current_event_loop, require_here
 from aiordma.streams import create_connection, create_server, open_connection, start_server
 from aiordma.testing import connected_pair
-from tests.unit.child import run_child
 from tests.unit.loops import settle, until
 
 pytestmark = pytest.mark.anyio
@@ -172,30 +171,6 @@ def test_error_of_a_watched_descriptor_is_logged(
     assert called == [b"x", b"y"]
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
     assert "disk on fire" in caplog.text
-
-
-@pytest.mark.natively
-def test_error_of_a_callback_without_memory_for_the_log_does_not_end_trio(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def main() -> None:
-        loop, called = current_event_loop(), list[None]()
-
-        def fail() -> None:
-            called.append(None)
-            raise MemoryError
-
-        loop.call_from_thread(fail)
-        loop.call_later(0, fail)
-        await until(lambda: len(called) == 2)
-        await settle()
-
-    def no_memory(*_arguments: Any, **_keywords: Any) -> None:
-        raise MemoryError
-
-    for name in ("error", "exception"):
-        monkeypatch.setattr(aiordma._loop.event_loop.logger, name, no_memory)
-    anyio.run(main, backend="trio")
 
 
 # -- waiters --------------------------------------------------------------------------------------
@@ -392,59 +367,6 @@ def test_the_host_of_trio_is_on_asyncios_loop() -> None:
             require_here(loop, "it")
 
     as_guest(main)
-
-
-def test_sigint_breaks_off_no_step_of_the_hosts() -> None:
-    """The loop gets what the handler raises, between its tasks, as without a guest."""
-    printed = run_child(
-        """
-        import asyncio, signal
-        import trio
-        from aiordma._base.interrupts import deferring_steps
-
-        class Stop(BaseException):
-            pass
-
-        def stop(*arguments):
-            raise Stop
-
-        @deferring_steps
-        async def step():
-            signal.raise_signal(signal.SIGINT)
-            await asyncio.sleep(0)
-            return "the step went on"
-
-        async def main():
-            loop = asyncio.get_running_loop()
-            reported = []
-            loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
-            done = loop.create_future()
-            scope = trio.CancelScope()
-
-            async def guest():
-                with scope:
-                    await trio.sleep_forever()
-
-            trio.lowlevel.start_guest_run(
-                guest,
-                run_sync_soon_threadsafe=loop.call_soon_threadsafe,
-                done_callback=done.set_result,
-            )
-            await asyncio.sleep(0.01)
-            before = signal.signal(signal.SIGINT, stop)
-            try:
-                print(await step())
-                await asyncio.sleep(0)
-                print(reported)
-            finally:
-                signal.signal(signal.SIGINT, before)
-                scope.cancel()
-                await done
-
-        asyncio.run(main())
-        """
-    )
-    assert printed.splitlines() == ["the step went on", "[Stop()]"]
 
 
 def test_a_guest_of_asyncio_has_connections() -> None:

@@ -48,6 +48,7 @@ def test_only_an_eligible_item_of_the_greediest_is_returned() -> None:
     assert queue().greediest() is None
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @pytest.mark.parametrize(
     ("items", "displaced"),
     [
@@ -63,6 +64,7 @@ def test_only_a_greedier_source_is_displaced(items: list[str], displaced: str | 
     assert queue(*items).displaced_by(b"b") == displaced
 
 
+@pytest.mark.promise("A listener's peers do not hold each other up")
 @pytest.mark.parametrize(
     ("one", "other", "is_same"),
     [

@@ -184,6 +184,7 @@ MALFORMED: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.promise("Arrays and tensors are registered where they are")
 @pytest.mark.parametrize("kind", [HasInterface, HasCudaInterface])
 @pytest.mark.parametrize(("description", "why"), MALFORMED)
 def test_malformed_interface_is_refused(kind: Any, description: Any, why: str) -> None:
@@ -199,6 +200,7 @@ def test_malformed_interface_is_refused(kind: Any, description: Any, why: str) -
     )
 
 
+@pytest.mark.promise("Arrays and tensors are registered where they are")
 @pytest.mark.parametrize(
     ("thing", "why"),
     [
@@ -288,6 +290,7 @@ def test_lawful_description_is_taken(thing: Any, length: int) -> None:
     assert place_of(view) == (start, length)
 
 
+@pytest.mark.promise("Arrays and tensors are registered where they are")
 @given(
     arrays.arrays(
         st.one_of(
@@ -395,6 +398,7 @@ def tensors(draw: st.DrawFn) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.promise("Arrays and tensors are registered where they are")
 @given(descriptions(), st.sampled_from([HasInterface, HasCudaInterface]))
 @example({"shape": (64,), "typestr": "|t4", "data": (4096, False)}, HasInterface)
 @example({"shape": (-5,), "typestr": "|u1", "data": (4096, False)}, HasInterface)
@@ -424,6 +428,7 @@ def test_no_interface_yields_bytes_beside_its_elements(described: Any, kind: Any
     assert 0 < start < start + length <= SPACE
 
 
+@pytest.mark.promise("Arrays and tensors are registered where they are")
 @given(tensors())
 @example({"shape": [64], "bits": 4, "lanes": 1, "data": 4096, "byte_offset": 0})
 @example({"shape": [-5], "bits": 8, "lanes": 1, "data": 4096, "byte_offset": 0})

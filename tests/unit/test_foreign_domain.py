@@ -109,6 +109,7 @@ def test_every_posting_method_is_found() -> None:
     assert {"Connection.readv", "Connection.grant", "Datagram.post_recvv"} < found
 
 
+@pytest.mark.promise("A peer reaches the memory of its own domain only")
 @one_loop
 @pytest.mark.parametrize("own", [False, True], ids=["default", "own"])
 async def test_no_method_posts_memory_of_another_domain(own: bool) -> None:

@@ -9,6 +9,7 @@ from aiordma.streams.opening import LEAST_LEFT_SECONDS, MOST_FULL_SECONDS, _Full
 FULL = RejectedError("full", reason=28, private_data=BACKLOG_IS_FULL)
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.parametrize("seconds", [0.3, 1.0, 1.5, 2.0, 30.0])
 def test_attempts_go_on_until_the_time_limit(seconds: float) -> None:
     waits, left = _FullBacklog(), seconds

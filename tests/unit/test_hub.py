@@ -17,7 +17,6 @@ from aiordma._requests.select import BATCH
 from aiordma._runtime import async_events
 from aiordma._runtime.hub import ROUNDS, WATCHDOG_MOST_SECONDS, CompletionQueueShare
 from aiordma.verbs import AsyncEvent
-from tests.internals import queues_of
 from tests.unit.numbers_device import ASYNC_FD, MAX_CQE, Channel, Device
 
 
@@ -163,22 +162,6 @@ async def test_a_new_queue_is_armed_at_once_and_the_old_ones_are_not_again(devic
     assert device.armed == [1, 2]
     hub.drain()
     assert device.armed == [1, 2]
-
-
-@pytest.mark.anyio
-async def test_an_interrupt_as_a_new_queue_is_armed_reserves_nothing(device: Device) -> None:
-    hub, _ = device.hub()
-    first = await hub.reserve(4096)
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    device.complete(hub.in_flight.add(Request(interrupt)))
-    with pytest.raises(KeyboardInterrupt):
-        await hub.reserve(4096)
-    assert [shared.reserved for shared in queues_of(hub)] == [4096, 0]
-    assert await hub.reserve(4096) is not first
-    assert device.sizes == [4096, 4096]
 
 
 @pytest.mark.anyio

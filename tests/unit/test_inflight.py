@@ -110,6 +110,7 @@ TestInFlight = InFlight.TestCase
 TestInFlight.settings = settings(max_examples=60, stateful_step_count=40)
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @pytest.mark.parametrize("start", [1, GENERATION_MASK - 3, GENERATION_MASK])
 def test_generations_wrap_around_past_zero(start: int) -> None:
     table: InFlightTable[str] = InFlightTable()
@@ -163,6 +164,7 @@ def test_shrinking_drops_the_free_slots_at_the_end() -> None:
     assert [slot_of(table.add(0)) for _ in range(11)] == [*range(10), 20]
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 def test_slot_made_after_shrinking_refuses_old_wr_ids() -> None:
     table: InFlightTable[str] = InFlightTable()
     spent = []

@@ -32,6 +32,7 @@ def import_in_second(name, is_isolated):
 OURS, PYTHONS = "main interpreter only", "does not support loading in subinterpreters"
 
 
+@pytest.mark.promise("One interpreter")
 @pytest.mark.parametrize("is_isolated", [False, True], ids=["legacy", "isolated"])
 @pytest.mark.parametrize("engine", ["c", "python"])
 @pytest.mark.parametrize("name", ["aiordma", "aiordma._native._engine", "aiordma._native._binding"])

@@ -70,6 +70,7 @@ class Pair:
         return [t.delay for t in self.loop.timers if not t.cancelled and t.callback == end]
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 async def test_sends_in_flight_get_the_linger_time() -> None:
     pair = Pair()
     pair.post()
@@ -78,6 +79,10 @@ async def test_sends_in_flight_get_the_linger_time() -> None:
     assert pair.endpoint.life.phase is Phase.LIVE
 
 
+@pytest.mark.promise(
+    "Every posted request completes or fails",
+    "Every wait has a bound, except waits for the peer's program",
+)
 async def test_each_acknowledgement_starts_the_linger_time_anew() -> None:
     pair = Pair()
     first, second, receive = pair.post(), pair.post(), pair.post(is_receive=True)
@@ -110,6 +115,7 @@ async def test_without_sends_in_flight_it_ends_at_once() -> None:
     assert pair.endpoint.life.phase > Phase.LIVE
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 async def test_iwarp_does_not_linger() -> None:
     # Acknowledgement and disconnect come in one TCP stream, in order.
     pair = Pair(is_iwarp=True)
@@ -125,6 +131,7 @@ async def test_removed_device_does_not_linger() -> None:
     assert pair.endpoint.life.phase > Phase.LIVE
 
 
+@pytest.mark.promise("Every posted request completes or fails")
 @pytest.mark.parametrize(("options", "seconds"), [({}, 0.5), ({"flush_timeout": 7.0}, 7.0)])
 async def test_flush_timeout_bounds_the_flush(options: Any, seconds: float) -> None:
     pair = Pair(**options)

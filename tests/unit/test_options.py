@@ -79,6 +79,7 @@ def test_receive_queue_depth_follows_the_options(buffers: int, depth: int) -> No
     assert ConnectionOptions(receive_buffers=buffers, max_recv_wr=64).receive_queue == depth
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @given(st.floats(min_value=0.001, max_value=3600))
 def test_peer_timeout_chooses_retries_within_a_fifth(seconds: float) -> None:
     options = ConnectionOptions(peer_timeout=seconds)
@@ -87,6 +88,7 @@ def test_peer_timeout_chooses_retries_within_a_fifth(seconds: float) -> None:
     assert dataclasses.replace(options, max_send_wr=3).peer_timeout == seconds
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 def test_default_retries_are_a_peer_timeout_of_two_seconds() -> None:
     both = ConnectionOptions(), ConnectionOptions(peer_timeout=2)
     assert {(each.retry_count, each.ack_timeout) for each in both} == {(6, 16)}

@@ -239,6 +239,7 @@ def test_a_block_is_given_back_once(domain: PlainDomain) -> None:
     pool.close()
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 def test_refused_slab_is_logged_and_deregistered_later(
     domain: PlainDomain, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,6 +37,7 @@ def post(pair: QueuePair, call: str, parts: int = 1) -> None:
         pair._post_recv_raw(5, b"s" * 16, parts)
 
 
+@pytest.mark.promise("A post that raises has posted nothing")
 @pytest.mark.parametrize(
     ("call", "result", "number", "said"),
     [
@@ -61,6 +62,7 @@ def test_a_refused_post_says_why(
     assert "max_send_wr=7" in str(caught.value)
 
 
+@pytest.mark.promise("A post that raises has posted nothing")
 @pytest.mark.parametrize("answer", [-errno.EIO, errno.EIO, -1])
 def test_failed_doorbell_says_the_request_was_taken(answer: int) -> None:
     driver = Driver()

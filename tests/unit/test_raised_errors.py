@@ -3,6 +3,8 @@ the variable, and the frames of the callers with their buffers, until the garbag
 
 import ast
 
+import pytest
+
 from tests.unit.sources import modules
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -34,6 +36,7 @@ def _dropped(function: Function) -> set[str]:
     return found
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 def test_no_function_keeps_an_error_that_it_raises() -> None:
     kept = {
         f"{name}, line {node.lineno}: {node.name}: {variable}"

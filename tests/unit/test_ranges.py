@@ -171,6 +171,7 @@ def test_a_part_lies_inside_its_parent(memory: RemoteMemory, data: st.DataObject
         part = smaller
 
 
+@pytest.mark.promise("Invalid arguments raise before any C call")
 @given(ranges(), st.integers(min_value=1, max_value=2**65))
 def test_nothing_outside_can_be_reached_by_slicing(memory: RemoteMemory, beyond: int) -> None:
     for key in (

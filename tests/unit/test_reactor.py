@@ -325,6 +325,7 @@ async def test_each_provider_has_a_reactor_of_its_own(
     assert other.closed
 
 
+@pytest.mark.promise("Cancelled tasks clean up before their connections close")
 @pytest.mark.parametrize("use_uvloop", [False, True], ids=["asyncio", "uvloop"])
 def test_guards_of_a_loop_do_not_wait_for_each_other(
     channel: Channel, monkeypatch: pytest.MonkeyPatch, use_uvloop: bool

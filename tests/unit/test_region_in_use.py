@@ -18,6 +18,7 @@ from aiordma.verbs import (
 from tests.unit.software_device import nothing_left
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 def test_domain_stays_open_while_a_region_is_in_use() -> None:
     with nothing_left(), Device("software").open() as context:
         domain = ProtectionDomain(context)
@@ -33,6 +34,7 @@ def test_domain_stays_open_while_a_region_is_in_use() -> None:
         assert (domain.closed, used.closed) == (True, True)
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 def test_context_stays_open_while_a_region_is_in_use() -> None:
     with nothing_left():
         context = Device("software").open()
@@ -54,6 +56,7 @@ def of_memfd(domain: ProtectionDomain) -> DmabufRegion:
     return region
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @pytest.mark.filterwarnings("ignore:unclosed <:ResourceWarning")
 @pytest.mark.parametrize(
     "register",

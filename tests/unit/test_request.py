@@ -196,6 +196,7 @@ def holding(kept: WorkRequest) -> Callable[[WorkRequest], object]:
     return lambda _: kept
 
 
+@pytest.mark.promise("Errors that were never retrieved are reported")
 @pytest.mark.parametrize("in_a_cycle", [False, True])
 async def test_each_unretrieved_error_is_reported_once(in_a_cycle: bool) -> None:
     owner = Owner()
@@ -214,6 +215,7 @@ async def test_each_unretrieved_error_is_reported_once(in_a_cycle: bool) -> None
     assert owner.unretrieved == ["RemoteAccessError"] * 300
 
 
+@pytest.mark.promise("Errors that were never retrieved are reported")
 async def test_retrieved_error_is_not_reported() -> None:
     owner = Owner()
     for retrieve in ("await", "result", "exception", "cancelled await"):
@@ -278,6 +280,7 @@ async def test_done_callback_does_not_retrieve_the_error() -> None:
 # -- memory ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @pytest.mark.parametrize("status", [0, int(WorkCompletionStatus.REM_ACCESS_ERR)])
 async def test_memory_is_held_from_the_post_to_the_completion(status: int) -> None:
     owner = Owner()
@@ -305,6 +308,7 @@ async def test_memory_is_released_before_callbacks() -> None:
     assert owner.users_at_end == [0]
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 async def test_cancelling_the_await_leaves_it_in_flight_and_its_memory_held() -> None:
     owner = Owner()
     request = owner.post()

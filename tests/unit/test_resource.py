@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from aiordma._base.errors import BusyError, ClosedError, VerbsCallError
-from aiordma.testing import software_objects
 from aiordma.verbs import (
     CompletionChannel,
     CompletionQueue,
@@ -223,28 +222,6 @@ HALF_MADE: dict[str, Maker] = {
 }
 
 
-@pytest.mark.parametrize("make", HALF_MADE.values(), ids=HALF_MADE)
-def test_interrupt_within_a_constructor_does_not_disturb_the_close(
-    make: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The object is a child of its parent then, and there is nothing in the device to destroy."""
-    before = software_objects()
-    context = Device("software").open()
-    domain = ProtectionDomain(context)
-    original = Resource.__init__
-
-    def interrupted(self: Resource, *parents: Resource) -> None:
-        original(self, *parents)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Resource, "__init__", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            make(context, domain)
-    context.close()
-    assert software_objects() == before
-
-
 def test_refused_object_and_its_parents_stay_open_until_a_later_close() -> None:
     log: list[str] = []
     refusals = [errno.EBUSY, errno.EBUSY, 0]
@@ -268,6 +245,7 @@ def test_refused_object_and_its_parents_stay_open_until_a_later_close() -> None:
     assert log == ["sibling", "refused", "parent"]
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @pytest.mark.parametrize(
     ("make", "function"),
     [

@@ -85,6 +85,7 @@ def join(shared: Any, qp_num: int) -> tuple[Any, Messages, Connection]:
     return member, messages, connection
 
 
+@pytest.mark.promise("Receives of a shared receive queue")
 def test_queue_pair_waits_for_last_wqe_reached() -> None:
     hub = Hub()
     shared = make(hub)
@@ -109,6 +110,7 @@ def test_early_last_wqe_reached_needs_no_wait() -> None:
     assert hub.loop.timers == []
 
 
+@pytest.mark.promise("Receives of a shared receive queue")
 def test_a_device_that_is_silent_is_waited_for_once() -> None:
     hub = Hub()
     shared = make(hub)
@@ -238,25 +240,6 @@ def request(wr_id: int) -> Any:
         _set_on_done=lambda _: None,
         _keeps=False,
     )
-
-
-def test_interrupted_arrival_wakes_its_member() -> None:
-    """A request repeats a callback that was interrupted."""
-    receives, queue = in_python(None)
-    wakes: list[str] = []
-
-    def wake() -> None:
-        wakes.append("wake")
-        if len(wakes) == 1:
-            raise KeyboardInterrupt
-
-    waiter: Any = SimpleNamespace(wake=wake)
-    queue.set_waiter(waiter)
-    receives._posted[2] = receives._posted[1]
-    with pytest.raises(KeyboardInterrupt):
-        receives._arrived(request(1))
-    receives._arrived(request(1))
-    assert (len(wakes), queue.arrived) == (2, 1)
 
 
 def test_last_posted_receive_posts_an_incomplete_chain() -> None:

@@ -14,6 +14,7 @@ from tests.connections import connected
 from tests.device.test_dead_peers import check_times, cut_loopback
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 def test_silence_is_noticed_without_confirmations() -> None:
     # Without READs a request completes when TCP has it, as towards the kernel's siw.
     found = cut_loopback(initiator_depth=0)
@@ -47,6 +48,7 @@ def tcp_socket(port: int) -> socket.socket:
     raise LookupError(f"no socket is connected to port {port}")
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.anyio
 @pytest.mark.parametrize(("ack_timeout", "interval"), [(0, 8), (16, 1)])
 async def test_silence_is_watched_for_without_ack_timeout(ack_timeout: int, interval: int) -> None:

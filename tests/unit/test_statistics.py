@@ -58,6 +58,7 @@ def run(code: str, backend: str) -> str:
     ).stdout
 
 
+@pytest.mark.promise("Counters add up")
 def test_both_backends_count_the_same() -> None:
     in_c, in_python = (run(SCENARIO, name).splitlines() for name in sorted(BACKENDS))
     assert in_c == in_python
@@ -171,11 +172,13 @@ print("ended within", within)
 """
 
 
+@pytest.mark.promise("Counters add up")
 def test_hub_that_ends_meanwhile_is_counted_once() -> None:
     """The garbage collector ends hubs at any allocation, also while their counters are summed."""
     assert int(run_child(COLLECTED).split()[-1]) > 0
 
 
+@pytest.mark.promise("Counters add up")
 @pytest.mark.parametrize("count", [1, 3])
 def test_statistics_add_up(count: int) -> None:
     counters = RequestStatistics._of((5, 4, 3, 2, 100, 200, {0: 1, 128: 2}, {5: 1, 10: 7}), 6)

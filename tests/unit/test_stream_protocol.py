@@ -187,6 +187,7 @@ class TwoSides(RuleBasedStateMachine):
 test_two_sides = TwoSides.TestCase
 
 
+@pytest.mark.promise("A stream's peer reaches its ring, and nothing else")
 def test_sequence_numbers_wrap() -> None:
     sender, receiver = Sender(HELLO), Receiver(RING, 4, HELLO)
     table = bytearray(TABLE.length)
@@ -208,6 +209,7 @@ def test_sequence_numbers_wrap() -> None:
 # -- an incorrect peer ----------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A stream's peer reaches its ring, and nothing else")
 @pytest.mark.parametrize("length", [0, 33, 2**29 - 1])
 def test_data_that_was_not_granted_is_refused(length: int) -> None:
     with pytest.raises(
@@ -225,6 +227,7 @@ def test_data_without_any_grant_is_refused() -> None:
         receiver.add(1)
 
 
+@pytest.mark.promise("A stream's peer reaches its ring, and nothing else")
 def test_data_beyond_the_credits_is_refused() -> None:
     receiver = Receiver(RING, 4, HELLO)
     for _ in range(4):

@@ -6,13 +6,11 @@ import io
 from functools import partial
 from types import FrameType
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import trio
 
 import aiordma
-from aiordma._base.interrupts import uninterrupted
 from aiordma._loop.event_loop import current_event_loop
 from aiordma.testing import connected_pair
 from tests.unit.loops import until
@@ -136,8 +134,3 @@ def inner_step(found: list[FrameType]) -> bool:
     return found[0].f_code is connect.__code__ and any(
         each.f_code.co_filename.endswith("_connection/connector.py") for each in found[1:]
     )
-
-
-def test_name_of_a_callback_that_makes_attributes_up_is_not_sought_for_ever() -> None:
-    with pytest.raises(AttributeError):
-        getattr(uninterrupted(Mock()), "__name__")  # noqa: B009

@@ -93,6 +93,7 @@ def test_silent_peer_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (watched.ends, watched.probes) == (0, 2)
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 def test_a_silent_peer_is_dead_after_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(monkeypatch)
     watched = Watched(loop, 3)
@@ -151,6 +152,7 @@ PATIENCE: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 @pytest.mark.anyio
 @pytest.mark.parametrize(("options", "seconds"), PATIENCE.values(), ids=PATIENCE)
 async def test_patience_is_the_peer_timeout(

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from _thread import start_new_thread
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from types import SimpleNamespace
@@ -41,45 +40,6 @@ from tests.unit.loops import Work, settle, until
 from tests.waiting import wait_until
 
 UVLOOP = pytest.mark.parametrize("use_uvloop", [False, True], ids=["asyncio", "uvloop"])
-
-BEGINS_LATE = """
-import _thread, atexit, time
-import aiordma._loop.threads as threads
-
-def start_late(function, arguments):
-    def begin():
-        time.sleep(0.3)
-        print("begins", flush=True)
-        function(*arguments)
-    return _thread.start_new_thread(begin, ())
-
-threads.start_new_thread = start_late
-
-def call():
-    threads.Lane(1).workers.submit(threads._Call(lambda: None, lambda: None))
-
-if BEFORE:
-    atexit.register(call)
-if STARTS:
-    call()
-    time.sleep(1)  # it has begun
-if not BEFORE:
-    atexit.register(call)
-"""
-
-
-@pytest.mark.parametrize("starts", [False, True])
-@pytest.mark.parametrize("before", [False, True])
-def test_process_ends_after_its_worker_threads_have_begun(before: bool, starts: bool) -> None:
-    """Also those that an exit function starts, which was registered before or after the start of
-    the first thread, or which starts the first one."""
-    program = f"BEFORE, STARTS = {before}, {starts}\n{BEGINS_LATE}"
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
-    said = ended.stdout.split()
-    assert (ended.returncode, said, ended.stderr) == (0, ["begins"] * (1 + starts), "")
-
 
 # -- in_thread ------------------------------------------------------------------------------------
 
@@ -291,12 +251,12 @@ class Starts:
         self.fail = False
         self.failed = 0
 
-    def start(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> int:
-        """What stands in for start_new_thread."""
+    def make(self, **keywords: Any) -> threading.Thread:
+        """What stands in for Thread."""
         if self.fail:
             self.failed += 1
             raise RuntimeError("can't start new thread")
-        return start_new_thread(function, arguments)
+        return threading.Thread(**keywords)
 
 
 @pytest.fixture
@@ -305,7 +265,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     starts = Starts()
     for lane in (PEERS, CREATES, ACCEPTS, DESTROYS):
         lane.reset()
-    monkeypatch.setattr(threads, "start_new_thread", starts.start)
+    monkeypatch.setattr(threads, "Thread", starts.make)
     yield starts
     # A worker tells the loop of a call's end, and counts it as ended after that.
     wait_until(lambda: not calls_under_way())
@@ -319,6 +279,7 @@ async def test_an_idle_worker_runs_the_next_call(starts: Starts) -> None:
     assert await in_thread(loop, threading.current_thread) is first
 
 
+@pytest.mark.promise("No coroutine waits for a peer or the network on the event loop's thread")
 @pytest.mark.anyio
 async def test_a_lane_has_at_most_so_many_workers(starts: Starts) -> None:
     loop, lane = current_event_loop(), Lane(2)
@@ -334,9 +295,10 @@ async def test_a_lane_has_at_most_so_many_workers(starts: Starts) -> None:
     work[0].may_end.set()
     work[2].may_end.set()
     await until(lambda: len(ended) == 3)
-    await until(lambda: not lane.workers.calls)
+    await until(lambda: not lane.calls)
 
 
+@pytest.mark.promise("No coroutine waits for a peer or the network on the event loop's thread")
 @pytest.mark.anyio
 async def test_abandoned_calls_delay_no_others(
     starts: Starts, monkeypatch: pytest.MonkeyPatch
@@ -360,9 +322,9 @@ async def test_abandoned_calls_delay_no_others(
     await until(work[4].started.is_set)
     work[4].may_end.set()
     await until(lambda: len(ended) == 5)
-    await until(lambda: not lane.workers.calls)
+    await until(lambda: not lane.calls)
     assert not work[5].started.is_set()
-    assert lane.workers._count <= 2
+    assert lane._workers <= 2
 
 
 @pytest.mark.anyio
@@ -398,28 +360,6 @@ async def test_a_call_without_a_thread_fails_clearly(starts: Starts) -> None:
 
 
 @pytest.mark.anyio
-async def test_report_without_memory_is_tried_again(
-    starts: Starts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threads, "START_AGAIN_SECONDS", 0.001)
-    loop: Any = current_event_loop()
-    deliver_soon, failures = loop._deliver_soon, [MemoryError()] * 5
-
-    def fails() -> None:
-        if failures:
-            raise failures.pop()
-        deliver_soon()
-
-    loop._deliver_soon = fails
-    reported: list[BaseException | None] = []
-    start_call(loop, lambda: None, reported.append)
-    await until(lambda: reported)
-    await settle()
-    assert reported == [None]
-    assert not failures
-
-
-@pytest.mark.anyio
 async def test_a_call_waits_for_a_worker_that_is_busy(starts: Starts) -> None:
     loop, work = current_event_loop(), Work()
     ended: list[BaseException | None] = []
@@ -448,33 +388,16 @@ async def test_a_withdrawn_call_never_runs(starts: Starts) -> None:
     assert not withdraw_first()  # it has begun
     assert len(loop.calls) == 1
     work.may_end.set()
-    await until(lambda: not lane.workers.calls)
+    await until(lambda: not lane.calls)
     await until(lambda: ended)
     assert ended == [None]
     await until(lambda: not loop.calls)
 
 
 @pytest.mark.anyio
-async def test_a_destroy_is_retried_until_a_thread_starts(starts: Starts) -> None:
-    starts.fail, ran = True, []
-    done = anyio.Event()
-    start_destroy(
-        current_event_loop(),
-        lambda: ran.append(threading.current_thread()),
-        lambda _error: done.set(),
-    )
-    await until(lambda: starts.failed == 2)
-    starts.fail = False
-    await done.wait()
-    assert [thread.name for thread in ran] == [THREAD_NAME]
-    await until(lambda: not calls_under_way())
-
-
-@pytest.mark.anyio
-async def test_a_destroy_runs_on_the_loop_at_last(
-    starts: Starts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_destroy_runs_on_the_loop_without_a_thread(
+    starts: Starts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(threads, "START_AGAIN_SECONDS", 0.001)
     starts.fail, ran = True, []
     errors: list[BaseException | None] = []
 
@@ -553,14 +476,14 @@ async def test_calls_are_counted_while_a_thread_starts(monkeypatch: pytest.Monke
     """The garbage collector can end an event loop in a thread that begins, which asks for them."""
     counted: list[int] = []
 
-    def start(function: Callable[..., object], arguments: tuple[Any, ...]) -> int:
-        asking = threading.Thread(target=lambda: counted.append(lane.workers.calls))
+    def make(**keywords: Any) -> threading.Thread:
+        asking = threading.Thread(target=lambda: counted.append(lane.calls))
         asking.start()
         asking.join(5)
-        return start_new_thread(function, arguments)
+        return threading.Thread(**keywords)
 
     lane = Lane(1)
-    monkeypatch.setattr(threads, "start_new_thread", start)
+    monkeypatch.setattr(threads, "Thread", make)
     assert await in_thread(current_event_loop(), lambda: 42, lane) == 42
     assert counted == [1]
 
@@ -605,6 +528,7 @@ ENDS: dict[str, Callable[[Buffer], Awaitable[None]]] = {
 }
 
 
+@pytest.mark.promise("A buffer is held until its request completes")
 @pytest.mark.anyio
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 async def test_call_keeps_nothing_after_its_end(

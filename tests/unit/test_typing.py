@@ -26,12 +26,14 @@ TAKES_MEMORY = (
 )
 
 
+@pytest.mark.promise("Type checkers know every public name")
 @pytest.mark.parametrize(("call", "name"), TAKES_MEMORY)
 def test_calls_take_buffers_and_regions(call: typing.Callable[..., object], name: str) -> None:
     taken = typing.get_args(typing.get_type_hints(call)[name])
     assert taken == (Buffer, aiordma.MemoryRegion, aiordma.MemorySlice)
 
 
+@pytest.mark.promise("Type checkers know every public name")
 def test_regions_are_made_of_buffers_and_arrays() -> None:
     for call in (aiordma.Connection.register, aiordma.MemoryRegion.__init__):
         assert typing.get_type_hints(call)["buffer"] == aiordma.RegistrableMemory

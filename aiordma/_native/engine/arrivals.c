@@ -59,7 +59,7 @@ static void wake(ArrivalQueue *queue)
     if (Py_IS_TYPE(waiter, &engine_waiter_type)) {
         failed = engine_wake((Waiter *)waiter);
     } else {
-        PyObject *result = engine_call_method_surely(engine_given.wake, &waiter, 1);
+        PyObject *result = engine_call_method_alone(engine_given.wake, &waiter, 1);
         failed = result ? 0 : -1;
         Py_XDECREF(result);
     }

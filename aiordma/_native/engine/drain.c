@@ -227,7 +227,7 @@ static void drain_soon(Drain *drain)
     if (drain->scheduled)
         return;
     drain->scheduled = 1;
-    PyObject *result = engine_call_method_surely(engine_given.drain_soon, &drain->hub, 1);
+    PyObject *result = engine_call_method_alone(engine_given.drain_soon, &drain->hub, 1);
     Py_XDECREF(result);
     if (!result)
         engine_log("scheduling a drain failed, and completions will be delivered late", drain->hub);
@@ -270,7 +270,7 @@ void engine_watch_over(Drain *drain)
     if (drain->watched || !drain->table->live)
         return;
     drain->watched = 1;
-    PyObject *result = engine_call_method_surely(engine_given.watch_over, &drain->hub, 1);
+    PyObject *result = engine_call_method_alone(engine_given.watch_over, &drain->hub, 1);
     Py_XDECREF(result);
     if (!result)
         engine_log("starting the watchdog for lost completion events failed", drain->hub);

@@ -27,14 +27,13 @@ struct engine_given {
     PyObject *wait_elsewhere;   /* a generator function: awaits on loops other than asyncio's */
     PyObject *log;              /* log(text, object, error) */
     PyObject *detached;         /* detached(error): a copy of a stored exception, to be raised */
-    PyObject *deliver; /* deliver(handler, error): the event loop handles a deferred SIGINT */
     PyObject *address, *length, *rkey, *call_soon, *request_ended;
     PyObject *request_failed, *run_ended, *hold, *release, *complete, *waiter, *loop, *wake;
     PyObject *close, *destroy, *watch_over, *drain_soon, *drain_failed, *post_refused,
         *doorbell_failed;
     PyObject *grant, *request_unretrieved;
-    PyObject *require_own_loop, *is_closed, *send, *throw, *await_name;
-    PyObject *with_context, *with_none; /* tuples: ("context",) and (None,) */
+    PyObject *require_own_loop, *is_closed, *throw, *await_name;
+    PyObject *with_context; /* the tuple ("context",) */
 };
 extern struct engine_given engine_given;
 
@@ -57,11 +56,6 @@ int engine_keep_interrupt(void);
  */
 PyObject *engine_put_aside(void);
 void engine_put_back(PyObject *aside);
-/* Whether what raised the exception, an interrupt or a lack of memory, may be called again. The
-   interrupt is then kept, and the MemoryError cleared. */
-int engine_may_repeat(void);
-/* Attempts of a call that signals interrupt. So many signals do not follow one another. */
-enum { ENGINE_ATTEMPTS = 16 };
 /*
  * Call a function, or the method `name` of the first argument, with the kept exception put aside.
  * For all Python code that runs behind a completion: the first call of the engine in it would raise
@@ -69,25 +63,6 @@ enum { ENGINE_ATTEMPTS = 16 };
  */
 PyObject *engine_call_alone(PyObject *function, PyObject *const *arguments, size_t count);
 PyObject *engine_call_method_alone(PyObject *name, PyObject *const *arguments, size_t count);
-/* The same for what may run twice, which is called again if an interrupt, or an allocation that
-   fails, ends it half way. */
-PyObject *engine_call_surely(PyObject *function, PyObject *const *arguments, size_t count);
-PyObject *engine_call_method_surely(PyObject *name, PyObject *const *arguments, size_t count);
-
-/* -- interrupts --------------------------------------------------------------------------- */
-
-enum { ENGINE_DEFER_SECONDS = 1 };
-
-int engine_prepare_interrupts(void);
-/* If the exception that is set is an interrupt, have the running asyncio loop raise it later, clear
-   it, and return 1. */
-int engine_defer_raised(void);
-PyObject *engine_persist(PyObject *module, PyObject *function);
-PyObject *engine_uninterrupted(PyObject *module, PyObject *const *arguments, Py_ssize_t count,
-                               PyObject *keywords);
-/* Call a method, with an argument unless that is NULL, as a deferring call. */
-PyObject *engine_call_deferring(PyObject *object, PyObject *name, PyObject *argument);
-extern PyTypeObject engine_steps_type, engine_deferring_type;
 
 /* -- memory ------------------------------------------------------------------------------- */
 

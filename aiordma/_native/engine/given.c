@@ -96,32 +96,6 @@ PyObject *engine_call_method_alone(PyObject *name, PyObject *const *arguments, s
     return result;
 }
 
-int engine_may_repeat(void)
-{
-    if (!PyErr_ExceptionMatches(PyExc_MemoryError))
-        return engine_keep_interrupt();
-    PyErr_Clear();
-    return 1;
-}
-
-PyObject *engine_call_surely(PyObject *function, PyObject *const *arguments, size_t count)
-{
-    PyObject *result = engine_call_alone(function, arguments, count);
-
-    for (int i = 1; !result && i < ENGINE_ATTEMPTS && engine_may_repeat(); i++)
-        result = engine_call_alone(function, arguments, count);
-    return result;
-}
-
-PyObject *engine_call_method_surely(PyObject *name, PyObject *const *arguments, size_t count)
-{
-    PyObject *result = engine_call_method_alone(name, arguments, count);
-
-    for (int i = 1; !result && i < ENGINE_ATTEMPTS && engine_may_repeat(); i++)
-        result = engine_call_method_alone(name, arguments, count);
-    return result;
-}
-
 void engine_log(const char *text, PyObject *object)
 {
     PyObject *type, *value, *trace;
@@ -176,7 +150,6 @@ int engine_prepare(void)
         {&engine_given.require_own_loop, "require_own_loop"},
         {&engine_given.is_closed, "is_closed"},
         {&engine_given.request_unretrieved, "request_unretrieved"},
-        {&engine_given.send, "send"},
         {&engine_given.throw, "throw"},
         {&engine_given.await_name, "__await__"},
     };
@@ -185,9 +158,7 @@ int engine_prepare(void)
             return -1;
     if (!engine_given.with_context)
         engine_given.with_context = Py_BuildValue("(s)", "context");
-    if (!engine_given.with_none)
-        engine_given.with_none = Py_BuildValue("(O)", Py_None);
-    if (!engine_given.with_context || !engine_given.with_none)
+    if (!engine_given.with_context)
         return -1;
     if (!prepared && pthread_atfork(NULL, NULL, forked)) {
         PyErr_SetString(PyExc_OSError, "pthread_atfork failed");

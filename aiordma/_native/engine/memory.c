@@ -30,7 +30,7 @@ int engine_release_region(RegionBase *region)
     if (!region->retired || region->users)
         return 0;
     /* Nothing else closes it before its domain. */
-    PyObject *result = engine_call_method_surely(engine_given.close, (PyObject **)&region, 1);
+    PyObject *result = engine_call_method_alone(engine_given.close, (PyObject **)&region, 1);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }
@@ -182,7 +182,7 @@ void engine_give_slot(Slots *slots)
     slots->free++;
     if (!slots->waiting)
         return;
-    PyObject *result = engine_call_method_surely(engine_given.grant, (PyObject **)&slots, 1);
+    PyObject *result = engine_call_method_alone(engine_given.grant, (PyObject **)&slots, 1);
     Py_XDECREF(result);
     if (!result)
         engine_log("giving back a slot failed", (PyObject *)slots);

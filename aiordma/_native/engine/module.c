@@ -14,14 +14,14 @@ static int is_datagram_class(PyObject *class)
 
 static PyObject *give(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"completion", "remote",  "memory_slice", "wait_elsewhere",   "log",
-                            "detached",   "deliver", "datagram",     "datagram_arrival", NULL};
+    static char *names[] = {"completion", "remote",  "memory_slice", "wait_elsewhere", "log",
+                            "detached",   "datagram", "datagram_arrival", NULL};
     PyObject *completion = NULL, *remote = NULL, *wait = NULL, *log = NULL, *detached = NULL;
-    PyObject *deliver = NULL, *slice = NULL, *datagram = NULL, *arrival = NULL;
+    PyObject *slice = NULL, *datagram = NULL, *arrival = NULL;
 
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOOOO", names, &completion, &remote,
-                                     &slice, &wait, &log, &detached, &deliver, &datagram, &arrival))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOOO", names, &completion, &remote,
+                                     &slice, &wait, &log, &detached, &datagram, &arrival))
         return NULL;
     if (completion && !(PyType_Check(completion) &&
                         PyType_IsSubtype((PyTypeObject *)completion, &engine_completion_type))) {
@@ -49,8 +49,6 @@ static PyObject *give(PyObject *module, PyObject *args, PyObject *kwargs)
         use(&engine_given.log, log);
     if (detached)
         use(&engine_given.detached, detached);
-    if (deliver)
-        use(&engine_given.deliver, deliver);
     Py_RETURN_NONE;
 }
 
@@ -76,7 +74,7 @@ static PyMethodDef functions[] = {
      "Post a chain at the end of its block, and return True. False: Python has to end it, or\n"
      "to raise the error of its port."},
     {"give", (PyCFunction)(void (*)(void))give, METH_VARARGS | METH_KEYWORDS,
-     "give(completion=, remote=, memory_slice=, wait_elsewhere=, log=, detached=, deliver=, datagram=,"
+     "give(completion=, remote=, memory_slice=, wait_elsewhere=, log=, detached=, datagram=,"
      " datagram_arrival=): set objects of Python's that the engine uses."},
     {"grh_ends", engine_grh_ends, METH_O,
      "grh_ends($module, grh, /)\n--\n\n"
@@ -90,13 +88,6 @@ static PyMethodDef functions[] = {
      "Return the records since the last call, and how many were lost because there was no room.\n"
      "A record is (owner, operation, wr_id, bytes, status or -1, posted, ended), the times in\n"
      "nanoseconds of time.monotonic_ns()."},
-    {"persist", engine_persist, METH_O,
-     "persist($module, function, /)\n--\n\n"
-     "Call the function until it finds memory, with 50 ms between the calls, and return its\n"
-     "result."},
-    {"uninterrupted", (PyCFunction)(void (*)(void))engine_uninterrupted,
-     METH_FASTCALL | METH_KEYWORDS,
-     "uninterrupted(function, ...): call the function, and handle a SIGINT after the call."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -132,8 +123,6 @@ static int execute(PyObject *module)
         {"ChainPort", &engine_chain_type},
         {"SharedPort", &engine_shared_type},
         {"CompletionFields", &engine_completion_type},
-        {"Steps", &engine_steps_type},
-        {"DeferringMethod", &engine_deferring_type},
         {"Pool", &engine_pool_type},
         {"HandleBase", &engine_handle_type},
         {"WindowBase", &engine_window_type},
@@ -148,8 +137,7 @@ static int execute(PyObject *module)
         {"DatagramFields", &engine_datagram_type},
         {"DatagramReceive", &engine_receive_type},
     };
-    if (refuse_subinterpreter() || engine_prepare() || engine_prepare_interrupts() ||
-        engine_work_names() || engine_method_names() || engine_pool_names() ||
+    if (refuse_subinterpreter() || engine_prepare() || engine_work_names() || engine_method_names() || engine_pool_names() ||
         engine_pooled_names() || engine_arrival_names() || engine_view_names() ||
         engine_stream_names() || engine_datagram_names())
         return -1;

@@ -38,7 +38,7 @@ void engine_return_block(Lease *lease)
 void engine_notify_refused(PooledReceives *receives, int error)
 {
     PyObject *number = PyLong_FromLong(error);
-    PyObject *result = number ? engine_call_surely(receives->refused, &number, 1) : NULL;
+    PyObject *result = number ? engine_call_alone(receives->refused, &number, 1) : NULL;
     Py_XDECREF(number);
     Py_XDECREF(result);
     if (!result)

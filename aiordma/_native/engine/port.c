@@ -128,7 +128,7 @@ void engine_doorbell_failed(Port *port, int error)
     PyObject *number = PyLong_FromLong(error);
     PyObject *arguments[] = {port->owner, number};
     PyObject *result =
-        number ? engine_call_method_surely(engine_given.doorbell_failed, arguments, 2) : NULL;
+        number ? engine_call_method_alone(engine_given.doorbell_failed, arguments, 2) : NULL;
     Py_XDECREF(number);
     Py_XDECREF(result);
     if (!result)

@@ -105,7 +105,7 @@ static void release_held(PyObject *held, Py_ssize_t count)
         if (PyObject_TypeCheck(memory, &engine_part_type)) {
             failed = engine_release_region(((Part *)memory)->region);
         } else {
-            PyObject *result = engine_call_deferring(memory, engine_given.release, NULL);
+            PyObject *result = engine_call_method_alone(engine_given.release, &memory, 1);
             failed = !result;
             Py_XDECREF(result);
         }
@@ -164,7 +164,8 @@ static void release_handle(Request *request)
     request->handle = NULL;
     handle->holders--;
     if (handle->retired && !handle->holders) {
-        PyObject *result = engine_call_deferring((PyObject *)handle, engine_given.destroy, NULL);
+        PyObject *destroyed = (PyObject *)handle;
+        PyObject *result = engine_call_method_alone(engine_given.destroy, &destroyed, 1);
         Py_XDECREF(result);
         if (!result)
             engine_log("destroying the address handle of %r failed", (PyObject *)request);
@@ -221,8 +222,8 @@ static void account(Request *request)
         engine_give_slot(request->is_receive ? port->receives : port->sends);
         return;
     }
-    PyObject *result =
-        engine_call_deferring(request->owner, engine_given.request_ended, (PyObject *)request);
+    PyObject *arguments[] = {request->owner, (PyObject *)request};
+    PyObject *result = engine_call_method_alone(engine_given.request_ended, arguments, 2);
     Py_XDECREF(result);
     if (!result)
         engine_log("the end of %r could not be accounted for", (PyObject *)request);
@@ -240,7 +241,7 @@ static void wake_all(Request *request)
         if (Py_IS_TYPE(waiter, &engine_waiter_type)) {
             failed = engine_wake((Waiter *)waiter);
         } else {
-            PyObject *result = engine_call_method_surely(engine_given.wake, &waiter, 1);
+            PyObject *result = engine_call_method_alone(engine_given.wake, &waiter, 1);
             failed = result ? 0 : -1;
             Py_XDECREF(result);
         }
@@ -250,14 +251,13 @@ static void wake_all(Request *request)
     Py_DECREF(waiters);
 }
 
-/* The inner callback may run twice, so an interrupt half way loses nothing. */
 static void call_inner(Request *request)
 {
     PyObject *inner = request->inner;
     if (!inner)
         return;
     request->inner = NULL;
-    PyObject *result = engine_call_surely(inner, (PyObject **)&request, 1);
+    PyObject *result = engine_call_alone(inner, (PyObject **)&request, 1);
     Py_DECREF(inner);
     if (!result)
         engine_log("a callback of %r failed", (PyObject *)request);
@@ -349,7 +349,7 @@ static void explain(Request *request, const struct aiordma_completion *completio
     PyObject *error = NULL;
     if (raw) {
         PyObject *arguments[] = {request->owner, (PyObject *)request, raw};
-        error = engine_call_method_surely(engine_given.request_failed, arguments, 3);
+        error = engine_call_method_alone(engine_given.request_failed, arguments, 3);
         Py_DECREF(raw);
     }
     if (!error && engine_keep_interrupt())
@@ -431,7 +431,7 @@ static void end_run(Request *request)
         if (!end_with(earlier, request)) {
             earlier->retrieved = 1; /* if it fails, the last request reports the error */
             PyObject *arguments[] = {request->owner, (PyObject *)earlier, (PyObject *)request};
-            PyObject *result = engine_call_method_surely(engine_given.run_ended, arguments, 3);
+            PyObject *result = engine_call_method_alone(engine_given.run_ended, arguments, 3);
             Py_XDECREF(result);
             if (!result)
                 engine_log("the run of %r could not be ended", (PyObject *)request);

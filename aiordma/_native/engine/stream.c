@@ -75,7 +75,7 @@ static void call(PyObject *function)
     if (!function || function == Py_None)
         return;
     Py_INCREF(function);
-    PyObject *result = engine_call_surely(function, NULL, 0);
+    PyObject *result = engine_call_alone(function, NULL, 0);
     if (!result)
         engine_log("a callback of a stream failed", function);
     Py_XDECREF(result);
@@ -124,7 +124,7 @@ static void tell(StreamPath *path, PyObject *method, PyObject *argument)
 
     path->failed = 1;
     if (owner && argument)
-        result = engine_call_method_surely(method, arguments, 2);
+        result = engine_call_method_alone(method, arguments, 2);
     if (owner && !result)
         engine_log("ending a stream failed", owner);
     Py_XDECREF(result);

@@ -1,8 +1,7 @@
 /*
  * What Stream.receive, receive_into and send await. It does in C what most calls do: it takes what
  * has arrived, or waits for it, or posts one message. All else does the general path, a coroutine
- * function in Python (stream.py). Nothing is taken or posted before its first step, and nothing of
- * Python's runs after that, so an interrupt loses no byte.
+ * function in Python (stream.py).
  */
 #include "stream.h"
 
@@ -26,7 +25,7 @@ static int may_go_on(StreamPath *path)
         return 0;
     path->at_once++;
     PyObject *cancelled = PyObject_CallNoArgs(path->is_cancelled);
-    int may = cancelled ? cancelled == Py_False : engine_defer_raised() ? 0 : -1;
+    int may = cancelled ? cancelled == Py_False : -1;
     Py_XDECREF(cancelled);
     return may;
 }

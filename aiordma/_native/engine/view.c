@@ -183,28 +183,21 @@ static PyObject *open_view(ArrivalView *view)
 /* Return what returns the block to the pool at last; NULL: an exception is set. */
 static PyObject *release_later(const ArrivalQueue *queue, PyObject *lease)
 {
-    PyObject *later = NULL;
+    PyObject *arguments[] = {queue->owner, lease};
 
-    /* Again, if the loop does not take the interrupt: it was raised in place of the result. */
-    for (int i = 0; !later && i < ENGINE_ATTEMPTS; i++) {
-        later = engine_call_deferring(queue->owner, release_later_name, lease);
-        if (!later && !engine_keep_interrupt())
-            break;
-    }
-    return later;
+    return engine_call_method_alone(release_later_name, arguments, 2);
 }
 
-/* Post another block in place of the view's, which the program still uses. An interrupt half way
-   would lose a receive for good. */
+/* Post another block in place of the view's, which the program still uses. */
 static void replace_block(ArrivalView *view)
 {
     ArrivalQueue *queue = view->queue;
-    PyObject *lease = (PyObject *)view->lease;
+    PyObject *lease = (PyObject *)view->lease, *arguments[] = {queue->owner, lease};
 
     /* First, so that the block is returned at last, whatever becomes of its replacement. */
     view->after = release_later(queue, lease);
     PyObject *result =
-        view->after ? engine_call_deferring(queue->owner, replace_name, lease) : NULL;
+        view->after ? engine_call_method_alone(replace_name, arguments, 2) : NULL;
     if (!result)
         engine_log("replacing a block of %r failed", queue->port->owner);
     Py_XDECREF(result);

@@ -83,23 +83,14 @@ static int is_over(PyObject *loop)
     return 1;
 }
 
-/* Schedule the waiter itself. It calls its callback once. So it can be scheduled again if an
-   interrupt leaves open whether the loop has scheduled it. */
+/* Schedule the waiter itself, which calls its callback once. */
 static int call_soon(Waiter *waiter)
 {
     PyObject *arguments[] = {waiter->loop, (PyObject *)waiter, waiter->context};
-    for (int i = 0; i < ENGINE_ATTEMPTS; i++) {
-        PyObject *handle =
-            PyObject_VectorcallMethod(engine_given.call_soon, arguments, 2,
-                                      waiter->context ? engine_given.with_context : NULL);
-        Py_XDECREF(handle);
-        if (handle || is_over(waiter->loop))
-            return 0;
-        if (!engine_may_repeat())
-            return -1;
-    }
-    PyErr_NoMemory();
-    return -1;
+    PyObject *handle = PyObject_VectorcallMethod(
+        engine_given.call_soon, arguments, 2, waiter->context ? engine_given.with_context : NULL);
+    Py_XDECREF(handle);
+    return handle || is_over(waiter->loop) ? 0 : -1;
 }
 
 /* Call the callback, once. */
@@ -122,11 +113,7 @@ static PyObject *waiter_call(Waiter *waiter, PyObject *args, PyObject *kwargs)
 
 static int schedule(Waiter *waiter)
 {
-    if (collecting && !PyList_Append(collecting, (PyObject *)waiter))
-        return 0;
-    if (collecting)
-        PyErr_Clear(); /* there was no memory for the list */
-    return call_soon(waiter);
+    return collecting ? PyList_Append(collecting, (PyObject *)waiter) : call_soon(waiter);
 }
 
 int engine_wake(Waiter *waiter)
@@ -134,11 +121,7 @@ int engine_wake(Waiter *waiter)
     if (waiter->state != WAITING)
         return 0;
     waiter->state = WOKEN;
-    if (!waiter->callback || !schedule(waiter))
-        return 0;
-    if (PyErr_ExceptionMatches(PyExc_MemoryError))
-        waiter->state = WAITING; /* not scheduled: the next call wakes it */
-    return -1;
+    return waiter->callback ? schedule(waiter) : 0;
 }
 
 void engine_collect_woken(PyObject *list)

@@ -19,7 +19,6 @@ from distributed.protocol.utils import host_array
 
 from aiordma._base.enums import Access
 from aiordma._base.errors import ClosedError, RdmaError, detached
-from aiordma._base.interrupts import deferring
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.connection import Connection
 from aiordma.integrations.dask.frames import (
@@ -325,7 +324,6 @@ class Channel:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    @deferring
     def abort(self, cause: Exception | None = None) -> None:
         """End at once. What has arrived can still be read. Idempotent.
 

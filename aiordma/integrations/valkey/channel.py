@@ -14,7 +14,6 @@ from typing import NoReturn
 
 from aiordma._base.enums import Access, WorkCompletionOpcode
 from aiordma._base.errors import DisconnectedError, RdmaError, detached
-from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._base.ranges import RemoteMemory
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
@@ -197,7 +196,6 @@ class ValkeyChannel:
         self._endpoint.fail(error)
         self._ended()
 
-    @deferring
     def _ended(self) -> None:
         self._wake()
         for call in (self.on_readable, self.on_writable):
@@ -281,7 +279,7 @@ class ValkeyChannel:
         self._written += length
         self._in_flight.append(length)
         self._messages += 1
-        request.add_done_callback(uninterrupted(self._data_sent))
+        request.add_done_callback(self._data_sent)
         if self._unhandled >= self.most_unhandled // 2 and self._asked_at is None:
             self._post_control(pack_opcode(Opcode.GET_SERVER_FEATURE))
             self._asked_at = self._messages
@@ -310,7 +308,7 @@ class ValkeyChannel:
             self._refuse(error)
         self._messages += 1
         self._controls_in_flight += 1
-        request.add_done_callback(uninterrupted(self._control_sent))
+        request.add_done_callback(self._control_sent)
 
     def _control_sent(self, request: WorkRequest) -> None:
         self._controls_in_flight -= 1
@@ -333,7 +331,7 @@ class ValkeyChannel:
     # -- arrivals ---------------------------------------------------------------------------------
 
     def _post_receive(self, connection: Connection, block: MemorySlice) -> None:
-        connection.post_recv(block).add_done_callback(uninterrupted(self._message_arrived))
+        connection.post_recv(block).add_done_callback(self._message_arrived)
 
     def _message_arrived(self, request: WorkRequest) -> None:
         if request.exception() is not None:
