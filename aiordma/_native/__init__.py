@@ -11,6 +11,9 @@ cannot be written in Python (docs/design.md, "One data path, two backends"). The
 counterpart in Python: requests, the in-flight table, ports, the drain, arrivals, streams' paths.
 `_base/backend.py` chooses.
 
+`leak` keeps an object that a device may still use, and all that it refers to, for the life of the
+process. It cannot fail, and nothing collects the object.
+
 Both are the process's, and work in its main interpreter only: in another one importing aiordma is
 an ImportError. They need the GIL: a free-threaded build of Python turns it on as it imports them.
 """
@@ -34,6 +37,7 @@ from aiordma._native._engine import (
     Spinner,
     Waiter,
     WindowBase,
+    leak,
 )
 
 __all__ = (
@@ -53,6 +57,7 @@ __all__ = (
     "c_backend",
     "ffi",
     "given",
+    "leak",
     "lib",
     "load_rdma_core",
     "load_software",

@@ -62,6 +62,13 @@ static PyObject *use_data_path(PyObject *module, PyObject *address)
     Py_RETURN_NONE;
 }
 
+static PyObject *leak(PyObject *module, PyObject *kept)
+{
+    (void)module;
+    Py_INCREF(kept);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"use_data_path", use_data_path, METH_O,
      "use_data_path($module, address, /)\n--\n\nUse this table of functions to post and to drain."},
@@ -79,6 +86,9 @@ static PyMethodDef functions[] = {
     {"grh_ends", engine_grh_ends, METH_O,
      "grh_ends($module, grh, /)\n--\n\n"
      "Return the GIDs of the sender and of the destination of a received datagram."},
+    {"leak", leak, METH_O,
+     "leak($module, kept, /)\n--\n\n"
+     "Keep an object, and all that it refers to, for the life of the process. Cannot fail."},
     {"begin_trace", engine_begin_trace, METH_O,
      "begin_trace($module, limit, /)\n--\n\n"
      "Record the requests that are posted from now on, when they end. At most `limit` records\n"
