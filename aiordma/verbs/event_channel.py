@@ -11,19 +11,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiordma._base.enums import CmEventType
-from aiordma._base.errors import NoDeviceError, VerbsCallError, check_negative_errno
+from aiordma._base.errors import (
+    NoDeviceError,
+    VerbsCallError,
+    check_negative_errno,
+    check_pointer,
+)
 from aiordma._base.provider import Provider, checked_device, usual_provider
-from aiordma._loop.ending import ATTEMPTS
 from aiordma._native import ffi, lib
 from aiordma.verbs import AddressVector, Resource
 
 __all__ = ("Event", "EventChannel")
 
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_TYPES = {int(each): each for each in CmEventType}
 _WITH_ADDRESS = (CmEventType.ESTABLISHED, CmEventType.MULTICAST_JOIN)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Event:
     """A copied and acknowledged CM event. `key` is the key of its identifier, `new_key` that of the
     identifier of a connection request. `responder_resources` and `initiator_depth` are those of the
@@ -76,10 +81,8 @@ class EventChannel(Resource):
             self._requests: set[int] = set()
             """The keys of identifiers, made by CONNECT_REQUEST events, that were not adopted."""
             provider.use_manager()
-            self.pointer: Any = self._create(
-                *("struct rdma_event_channel", provider, "create_event_channel"),
-                call="rdma_create_event_channel",
-            )
+            pointer = provider.create_event_channel()
+            self.pointer: Any = check_pointer(pointer, "rdma_create_event_channel")
             self.fd: int = self.pointer.fd
             os.set_blocking(self.fd, False)
         except VerbsCallError as error:
@@ -111,34 +114,24 @@ class EventChannel(Resource):
         """
         # Of this iteration alone: the call releases the GIL, and another thread may take an event.
         raw = ffi.new("struct aiordma_cm_event *")
-        self._require_open()
-        while not self._closed:
-            self._require_open()  # the program may have forked since the last event
+        while True:
+            self._require_open()  # also: the program may have forked since the last event
             taken = lib.aiordma_next_cm_event(self.provider.table, self.pointer, raw)
-            if not check_negative_errno(taken, "rdma_get_cm_event"):
+            if taken < 1:
+                check_negative_errno(taken, "rdma_get_cm_event")
                 return
-            attempts = ATTEMPTS
-            while True:
-                try:
-                    event = self._read(raw)
-                    break
-                except MemoryError:  # the event is taken: without another attempt, it is lost
-                    attempts -= 1
-                    if not attempts:
-                        raise
-            if event is not None:
-                yield event
+            kind = _TYPES.get(raw.event)
+            if kind is not None:  # else it is an event of a newer librdmacm
+                yield self._read(kind, raw)
+                if self._closed:
+                    return
 
-    def _read(self, raw: Any) -> Event | None:
-        """Return the event of a struct; None for an event of a newer librdmacm, which is ignored.
-        Can be repeated."""
-        try:
-            kind = CmEventType(raw.event)
-        except ValueError:
-            return None
+    def _read(self, kind: CmEventType, raw: Any) -> Event:
+        """Return the event of a struct."""
         request = kind is CmEventType.CONNECT_REQUEST
         if request:
             self._requests.add(raw.id)
+        has_address = kind in _WITH_ADDRESS and raw.address.port_num
         return Event(
             type=kind,
             status=raw.status,
@@ -149,13 +142,11 @@ class EventChannel(Resource):
             initiator_depth=raw.initiator_depth,
             retry_count=raw.retry_count,
             rnr_retry_count=raw.rnr_retry_count,
-            flow_control=bool(raw.flow_control),
-            shared_receive=bool(raw.srq),
+            flow_control=raw.flow_control != 0,
+            shared_receive=raw.srq != 0,
             qp_num=raw.qp_num,
             qkey=raw.qkey,
-            address=AddressVector._read(raw.address)
-            if kind in _WITH_ADDRESS and raw.address.port_num
-            else None,
+            address=AddressVector._read(raw.address) if has_address else None,
         )
 
     def _destroy(self) -> None:
