@@ -1,7 +1,5 @@
 """Slots of a work queue: a post takes a slot, and the completion gives it back.
 
-A caller of `take` and `try_take` defers interrupts until a request has the slot.
-
 The post functions use `try_take`, and raise an error if no slot is free. The coroutines use `take`,
 which waits, first come, first served, and they pass the Slot to the post. The event loop runs woken
 tasks later, and in any order. So only one task is woken at a time, and no other task takes a slot
@@ -19,9 +17,9 @@ __all__ = ("Credits", "Slot")
 
 
 class Slot:
-    """A slot that was taken, or that `Credits.take_into` will take in its `with` block, so that
-    nothing can fail between the two. The end of the block gives it back, unless it was handed over
-    to a request. The request gives it back when it completes."""
+    """A slot that was taken, or that `Credits.take_into` will take in its `with` block. The end of
+    the block gives it back, unless it was handed over to a request. The request gives it back when
+    it completes."""
 
     __slots__ = ("_owner",)
 
@@ -86,9 +84,8 @@ class Credits(Slots):
     def take_reserved(self) -> Slot:
         """Take a slot in addition to all others. The queue must have an entry more than slots, and
         no such slot may be taken."""
-        slot = Slot(self)
         self.free -= 1
-        return slot
+        return Slot(self)
 
     async def take(self) -> Slot:
         """Take a slot, and wait for it if none is free. A cancelled wait takes none.
@@ -96,16 +93,15 @@ class Credits(Slots):
         Raises:
             RdmaError: the error that was passed to `fail`.
         """
-        slot = Slot(self)  # before the slot is taken, which nothing else would give back
         if self.try_take():
-            return slot
+            return Slot(self)
         if self._error is not None:
             raise detached(self._error)
         turn = _Turn(self._loop.waiter())
+        self._turns.append(turn)
+        self.waits += 1
+        self._count()
         try:
-            self._turns.append(turn)
-            self.waits += 1
-            self._count()
             await turn.waiter.wait()
         except BaseException:
             if turn is self._granted:
@@ -115,7 +111,7 @@ class Credits(Slots):
         self._leave(turn)
         if turn.error is not None:
             raise detached(turn.error)
-        return slot
+        return Slot(self)
 
     def give(self) -> None:
         """Give a slot back: to the first waiting task, or to the free slots."""
@@ -123,24 +119,19 @@ class Credits(Slots):
         self.grant()
 
     def grant(self) -> None:
-        """Give a free slot to the first waiting task. Idempotent: if an interrupt
-        (KeyboardInterrupt) ends a call early, the next call completes it."""
+        """Give a free slot to the first waiting task."""
         if self._granted is None and self.free > 0 and self._turns:
-            # Python handles no signal between these statements, only during or after a call.
-            self._granted = self._turns[0]
             self.free -= 1
-            del self._turns[0]
-        if self._granted is not None:
+            self._granted = self._turns.popleft()
             self._granted.waiter.wake()
 
     def fail(self, error: Exception) -> None:
         """Raise an error in all current and future waits."""
         self._error = error
         while self._turns:
-            turn = self._turns[0]
+            turn = self._turns.popleft()
             turn.error = error
             turn.waiter.wake()
-            del self._turns[0]  # last: if an interrupt ends this call, the next one completes it
         self._count()
 
     def _leave(self, turn: _Turn) -> None:
