@@ -102,11 +102,10 @@ class BufferPool(Pool):
     def detach(self, into: list[MemoryRegion]) -> None:
         """Move the region of every slab and of the registration cache into a list, for the caller
         to retire, also in another thread. No posted request may still use a block of a slab that is
-        not held. The pool leases no block any more. If this raises MemoryError, call it again with
-        the same list."""
+        not held. The pool leases no block any more."""
         self._forget_current()
         self._others.clear()
-        while self._slabs:
-            into.append(next(reversed(self._slabs)).region)
-            self._slabs.popitem()
+        slabs = list(self._slabs)
+        self._slabs.clear()
+        into.extend(slab.region for slab in slabs)
         self.registrations._detach(into)

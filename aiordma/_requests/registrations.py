@@ -112,7 +112,6 @@ class RegistrationCache:
         # A finalizer of an array takes its entry out, at any moment and in any thread. So it takes
         # no lock, and only calls methods that Python runs in one piece.
         self._dead: deque[MemoryRegion] = deque()
-        self._refused: dict[MemoryRegion, None] = {}  # which the driver refused to deregister
         self._bytes = 0  # of the entries, and of those in `_ended_bytes`
         self._ended_bytes: deque[int] = deque()  # of the entries that finalizers have taken out
         self._lock = reentrant_lock()
@@ -148,12 +147,10 @@ class RegistrationCache:
         self._evict(self._max_bytes)
 
     def clear(self) -> None:
-        """Remove every registration that no request uses. Memory that the driver has refused to
-        deregister before is deregistered again.
+        """Remove every registration that no request uses.
 
         Raises: nothing.
         """
-        self._dead.extend(self._take_refused())
         self._evict(0)
 
     # -- for the staging of requests ------------------------------------------------------------
@@ -227,39 +224,27 @@ class RegistrationCache:
         """Deregister everything that no request uses, at once, in this thread. Return whether there
         was anything."""
         self._remove_unused(0)
-        unused = self._take_dead() + self._take_refused()
+        unused = self._take_dead()
         self._deregister(unused)
         return any(region._is_gone for region in unused)
 
     def _deregister(self, regions: list[MemoryRegion]) -> None:
         """Deregister memory of the cache's domain, in any thread. Refusals of the driver are
-        logged. What is refused is kept for `clear`, for a lack of memory, and for the domain's end.
-        If this raises MemoryError, call it again."""
-        try:
-            retire_all(regions, retire_or_log)
-        finally:
-            for region in regions:
-                if region._is_refused and not region._is_gone:
-                    self._refused[region] = None
+        logged."""
+        retire_all(regions, retire_or_log)
 
     def _detach(self, into: list[MemoryRegion]) -> None:
-        """Move every region into a list, for the caller to close. The cache keeps no more. If this
-        raises MemoryError, call it again with the same list."""
+        """Move every region into a list, for the caller to close. The cache keeps no more."""
         self._is_closed = True
         with self._lock:
             # A finalizer takes entries out at any moment, and then has put them into `_dead`.
             for key in list(self._entries):
-                entry = self._entries.get(key)
+                entry = self._entries.pop(key, None)
                 if entry is not None:
                     into.append(entry.region)
-                    self._entries.pop(key, None)
             self._bytes = 0
             self._ended_bytes.clear()
-        with suppress(IndexError):
-            while True:
-                into.append(self._dead[0])
-                self._dead.popleft()
-        self._refused.clear()  # the domain, whose children they are, closes them
+        into.extend(self._take_dead())
 
     def _evict(self, most: int) -> None:
         self._remove_unused(most)
@@ -298,26 +283,14 @@ class RegistrationCache:
 
     def _sweep(self) -> None:
         dead = self._take_dead()
-        if not dead:
-            return
-        deregister = partial(self._deregister, dead)
-        try:
-            self._dispose(dead, deregister)
-        except MemoryError:
-            deregister()
+        if dead:
+            self._dispose(dead, partial(self._deregister, dead))
 
     def _take_dead(self) -> list[MemoryRegion]:
         taken = []
         with suppress(IndexError):
             while True:
                 taken.append(self._dead.popleft())
-        return taken
-
-    def _take_refused(self) -> list[MemoryRegion]:
-        taken = []
-        with suppress(KeyError):
-            while True:
-                taken.append(self._refused.popitem()[0])
         return taken
 
 
