@@ -5,7 +5,6 @@ Nothing here is on the path of a request. The hubs and their queues count; this 
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from aiordma._base.process import here, reentrant_lock
@@ -141,8 +140,7 @@ class HubCounters:
                     total.value = after
                     self._process.moves = moves
                     self.has_ended = True
-            with suppress(MemoryError):
-                self._process.hubs.discard(self)
+            self._process.hubs.discard(self)
 
     def snapshot(self) -> DeviceStatistics:
         """Return the counters."""

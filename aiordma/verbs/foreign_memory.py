@@ -246,8 +246,6 @@ def _failing(text: str) -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError:
-        raise
     except Exception as error:
         why = str(error) or type(error).__name__
         raise TypeError(f"{text}: {why}: {_INSTEAD}") from error

@@ -245,11 +245,6 @@ def test_failing_or_malformed_tensor_is_refused(thing: Any, why: str) -> None:
         foreign_view(thing, CALL)
 
 
-def test_lack_of_memory_is_no_description() -> None:
-    with pytest.raises(MemoryError):
-        foreign_view(Answers(MemoryError()), CALL)
-
-
 @pytest.mark.parametrize(
     "thing",
     [
