@@ -10,11 +10,11 @@ from aiordma._base.process import reentrant_lock
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._loop.ending import repeated
 from aiordma._loop.event_loop import EventLoop
+from aiordma._native import leak
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import WorkRequest, fail_all
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import MemoryRegion, MemorySlice, Resource
-from aiordma.verbs.memory import OUTLIVING
 
 __all__ = ("Outliving",)
 
@@ -39,8 +39,6 @@ class Outliving:
     def __init__(
         self, loop: EventLoop, reactor: Reactor, domain: DomainState | None, pool: BufferPool
     ) -> None:
-        self.exists: bool = False
-        """Whether there is an object in the device."""
         self._loop = loop
         self._reactor = reactor
         self._domain = domain
@@ -53,16 +51,18 @@ class Outliving:
         self._is_releasing = False
 
     @property
+    def exists(self) -> bool:
+        """Whether there is an object in the device."""
+        return self._raw is not None and not self._raw._is_gone
+
+    @property
     def is_left(self) -> bool:
         """Whether the object, or what is kept because of it, exists."""
         return self.exists or bool(self._kept)
 
     def watch(self, raw: Resource) -> None:
-        """Begin with a new object of the device, before its first request. If this raises
-        MemoryError, `attempt` still destroys it."""
+        """Begin with a new object of the device, before its first request."""
         self._raw = raw
-        raw._on_destroyed = self._destroyed
-        self.exists = True  # last: nothing but the callback ends it
 
     def attempt(self) -> None:
         """Try to destroy the object, in a worker thread, and keep the driver's refusal."""
@@ -72,12 +72,6 @@ class Outliving:
         except BaseException as error:
             self._refusal = detached(error)
             raise
-
-    def _destroyed(self) -> None:
-        """Note that the object is destroyed, in any thread. The owner's own attempts are followed
-        by `settle`. Others are made only when nothing on the loop's thread uses the pool of the
-        memory any more, and what they destroy next needs that the memory is released."""
-        self.exists = False
         is_closing = self._domain is not None and self._domain.life.is_closing
         if is_closing or self._reactor.ended or self._loop.has_ended:
             repeated(self._release)()
@@ -89,7 +83,7 @@ class Outliving:
         MemoryError, call it again."""
         requests = list(requests)
         if self.exists:
-            OUTLIVING[self] = self  # the requests hold their owner, and with it the object
+            leak(self)  # the requests hold their owner, and with it the object
             for slab in self._pool.leased_slabs():
                 self._hold(slab)  # a request holds its block, which the end of the pool ignores
             for request in requests:
@@ -142,7 +136,6 @@ class Outliving:
                         del self._kept[last]
                 finally:
                     self._is_releasing = False
-            OUTLIVING.pop(self, None)
             if interrupt is not None:
                 raise interrupt
         finally:

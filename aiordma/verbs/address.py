@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiordma._base.arguments import data, instance, whole_number
-from aiordma._base.errors import BusyError, check_positive_errno
+from aiordma._base.errors import BusyError, check_pointer, check_positive_errno
 from aiordma._native import ffi, lib
 from aiordma.verbs.completion import COMPLETION, WorkCompletion
 from aiordma.verbs.device import Context, ProtectionDomain
@@ -180,11 +180,8 @@ class AddressHandle(Resource):
             self.vector = vector
             raw = ffi.new("struct ibv_ah_attr *")
             vector._fill(raw)
-            self.pointer: Any = self._create(
-                *("struct ibv_ah", domain.provider, "create_ah", domain.pointer, raw),
-                call="ibv_create_ah",
-                hint=str(vector),
-            )
+            pointer = domain.provider.create_ah(domain.pointer, raw)
+            self.pointer: Any = check_pointer(pointer, "ibv_create_ah", str(vector))
         except BaseException:
             self._give_up()
             raise
@@ -198,7 +195,7 @@ class AddressHandle(Resource):
         Raises:
             BusyError: it is a datagram socket's, and requests use it whose queue pair the driver
                 refuses to destroy. It stays open, and so does its domain.
-            VerbsCallError: the driver refused. The handle stays open: close it again later.
+            VerbsCallError: the driver refused.
 
         See: man ibv_create_ah.
         """
@@ -213,4 +210,4 @@ class AddressHandle(Resource):
         super()._disown()
 
     def _destroy(self) -> None:
-        self._check_destroyed(self.domain.provider.destroy_ah(self.pointer), "ibv_destroy_ah")
+        check_positive_errno(self.domain.provider.destroy_ah(self.pointer), "ibv_destroy_ah")

@@ -103,9 +103,8 @@ class CompletionChannel(Resource):
         try:
             self.context = context
             self.provider: Provider = context.provider
-            self.pointer: Any = self._create(
-                *("struct ibv_comp_channel", self.provider, "create_comp_channel", context.pointer),
-                call="ibv_create_comp_channel",
+            self.pointer: Any = check_pointer(
+                self.provider.create_comp_channel(context.pointer), "ibv_create_comp_channel"
             )
             self.fd: int = self.pointer.fd
             os.set_blocking(self.fd, False)
@@ -150,7 +149,7 @@ class CompletionChannel(Resource):
         return {child.key: child for child in children if isinstance(child, CompletionQueue)}
 
     def _destroy(self) -> None:
-        self._check_destroyed(
+        check_positive_errno(
             self.provider.destroy_comp_channel(self.pointer), "ibv_destroy_comp_channel"
         )
 
@@ -212,19 +211,17 @@ class CompletionQueue(Resource):
                 extras = [repr(flags)] if flags else []
                 extras += ["timestamps"] if timestamps else []
                 what = " and ".join(extras)
-                self._made = made = ffi.new("struct ibv_cq **")
-                lib.aiordma_make_cq_ex(
-                    made, context.pointer, entries, to, comp_vector, flags or 0, with_times
+                pointer = lib.aiordma_create_cq_ex(
+                    context.pointer, entries, to, comp_vector, flags or 0, with_times
                 )
-                pointer = made[0]
                 if pointer == ffi.NULL:
                     check_supported(ffi.errno, f"a queue with {what}", context.device_name)
                 self.pointer: Any = check_pointer(pointer, "ibv_create_cq_ex", what)
             else:
-                arguments = (context.pointer, entries, ffi.NULL, to, comp_vector)
-                self.pointer = self._create(
-                    *("struct ibv_cq", self.provider, "create_cq", *arguments), call="ibv_create_cq"
+                pointer = self.provider.create_cq(
+                    context.pointer, entries, ffi.NULL, to, comp_vector
                 )
+                self.pointer = check_pointer(pointer, "ibv_create_cq")
             self.cqe: int = self.pointer.cqe
             self.comp_vector: int = comp_vector
             self.timestamps: bool = bool(timestamps)
@@ -361,7 +358,7 @@ class CompletionQueue(Resource):
         check_positive_errno(error, "ibv_modify_cq", f"count={count}, period={period}")
 
     def _destroy(self) -> None:
-        self._check_destroyed(self.provider.destroy_cq(self.pointer), "ibv_destroy_cq")
+        check_positive_errno(self.provider.destroy_cq(self.pointer), "ibv_destroy_cq")
 
 
 def _checked_entries(context: Context, entries: int, call: str) -> int:

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ from aiordma._base.errors import (
     BusyError,
     NoDeviceError,
     check_negative_errno,
+    check_pointer,
     check_positive_errno,
     check_supported,
 )
@@ -105,15 +106,10 @@ class Device:
 
         See: man ibv_open_device.
         """
-        provider, context = provider_of(self.name), None
-        try:
-            with self._found(provider) as device:
-                context = Context._opened(provider, device)
-        except BaseException:
-            if context is not None:
-                context._give_up()
-            raise
-        return context
+        provider = provider_of(self.name)
+        with self._found(provider) as device:
+            pointer = check_pointer(provider.open_device(device), "ibv_open_device")
+        return Context(provider, pointer, owned=True)
 
     @contextmanager
     def _found(self, provider: Provider) -> Iterator[Any]:
@@ -188,39 +184,17 @@ class Context(Resource):
     """
 
     def __init__(self, provider: Provider, pointer: Any, *, owned: bool) -> None:
-        self._begin(provider, lambda: pointer, owned=owned)
-
-    @classmethod
-    def _opened(cls, provider: Provider, device: Any) -> "Context":
-        """Open a device, a struct ibv_device.
-
-        Raises:
-            VerbsCallError: the device could not be opened.
-        """
-        context = cls.__new__(cls)
-        kind, call = "struct ibv_context", "ibv_open_device"
-
-        def open_device() -> Any:
-            return context._create(kind, provider, "open_device", device, call=call)
-
-        context._begin(provider, open_device, owned=True)
-        return context
-
-    def _begin(self, provider: Provider, find: Callable[[], Any], *, owned: bool) -> None:
-        """Do what the constructor does. `find` returns the struct ibv_context."""
-        Resource.__init__(self)
+        super().__init__()
         self.provider = provider
+        self.pointer: Any = pointer
         self._owned = owned
         self._attributes: DeviceAttributes | None = None
-        self.async_fd: int = -1
+        self._async_events = AsyncEvents(self)
         try:
-            self._async_events = AsyncEvents(self)
-            pointer = find()
-            self.pointer: Any = pointer
             self.device_name: str = name_of(provider, pointer.device)
             self.transport: Transport = Transport(pointer.device.transport_type)
             self.num_comp_vectors: int = pointer.num_comp_vectors
-            self.async_fd = pointer.async_fd
+            self.async_fd: int = pointer.async_fd
             os.set_blocking(self.async_fd, False)
         except BaseException:
             self._give_up()
@@ -441,8 +415,7 @@ class Context(Resource):
             BusyError: a task of another thread waits for the events, or posted requests or bound
                 windows still use a memory region. The region stays open then, and so do its domain
                 and the device.
-            VerbsCallError: the driver refused to destroy an object, which stays open, and so does
-                the device; all others are closed.
+            VerbsCallError: the driver refused to destroy an object. See `Resource.close`.
 
         See: man ibv_close_device.
         """
@@ -452,11 +425,9 @@ class Context(Resource):
         self._async_events._require_here()
 
     def _destroy(self) -> None:
-        try:
-            self._async_events._stop()
-        finally:
-            if self._owned:
-                self._check_destroyed(self.provider.close_device(self.pointer), "ibv_close_device")
+        self._async_events._stop()
+        if self._owned:
+            check_positive_errno(self.provider.close_device(self.pointer), "ibv_close_device")
 
 
 class ProtectionDomain(Resource):
@@ -479,9 +450,8 @@ class ProtectionDomain(Resource):
         try:
             self.context = context
             self.provider: Provider = context.provider
-            self.pointer: Any = self._create(
-                *("struct ibv_pd", self.provider, "alloc_pd", context.pointer), call="ibv_alloc_pd"
-            )
+            pointer = self.provider.alloc_pd(context.pointer)
+            self.pointer: Any = check_pointer(pointer, "ibv_alloc_pd")
         except BaseException:
             self._give_up()
             raise
@@ -490,4 +460,4 @@ class ProtectionDomain(Resource):
         return f"<ProtectionDomain of {self.context.device_name}>"
 
     def _destroy(self) -> None:
-        self._check_destroyed(self.provider.dealloc_pd(self.pointer), "ibv_dealloc_pd")
+        check_positive_errno(self.provider.dealloc_pd(self.pointer), "ibv_dealloc_pd")

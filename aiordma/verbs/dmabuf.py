@@ -9,6 +9,7 @@ from aiordma._base.enums import REMOTE_WRITING, Access, names_of
 from aiordma._base.errors import (
     NotSupportedError,
     VerbsCallError,
+    check_pointer,
     check_supported,
 )
 from aiordma.verbs.device import ProtectionDomain
@@ -82,19 +83,15 @@ class DmabufRegion(MemoryRegion):
         try:
             self._enter(domain, access, iova, length, 0, lambda: self._register_descriptor(fd))
         except BaseException:
-            if getattr(self, "_closed", True):  # else with the region
-                self._close_descriptor()
+            self._close_descriptor()
             raise
 
     def _register_descriptor(self, fd: int) -> Any:
         domain, what = self.domain, "registering a dma-buf"
         arguments = (self._offset, self.length, self.address, fd, int(self.access))
         try:
-            return self._create(
-                *("struct ibv_mr", domain.provider, "reg_dmabuf_mr", domain.pointer, *arguments),
-                call="ibv_reg_dmabuf_mr",
-                hint=f"descriptor {fd}",
-            )
+            pointer = domain.provider.reg_dmabuf_mr(domain.pointer, *arguments)
+            return check_pointer(pointer, "ibv_reg_dmabuf_mr", f"descriptor {fd}")
         except NotSupportedError as error:
             raise NotSupportedError(f"{what}: {error}") from None
         except VerbsCallError as error:

@@ -6,8 +6,7 @@ The reactor waits for events and handles timeouts.
 
 import errno
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -56,19 +55,14 @@ _ACCEPT = (MAX_ACCEPT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
 _REJECT = (MAX_REJECT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
 
 
-@contextmanager
-def _explaining(host: str, port: int | None = None) -> Iterator[None]:
+def _explained(error: VerbsCallError, host: str, port: int | None = None) -> VerbsCallError:
     """Add a hint to the error of a bind to an address that no interface, or no device, has, or to a
-    port that is taken."""
-    try:
-        yield
-    except VerbsCallError as error:
-        if error.errno == errno.EADDRINUSE and port is not None:
-            hint = f"The address was {host} port {port}"
-            raise VerbsCallError(error.errno, error.call, hint) from None
-        if error.errno not in (errno.ENODEV, errno.EADDRNOTAVAIL):
-            raise
-        raise VerbsCallError(error.errno, error.call, cannot_bind(host, error.errno)) from None
+    port that is taken. Return other errors as they are."""
+    if error.errno == errno.EADDRINUSE and port is not None:
+        return VerbsCallError(error.errno, error.call, f"The address was {host} port {port}")
+    if error.errno not in (errno.ENODEV, errno.EADDRNOTAVAIL):
+        return error
+    return VerbsCallError(error.errno, error.call, cannot_bind(host, error.errno))
 
 
 _MOST_INT = 2**31 - 1
@@ -110,45 +104,33 @@ class Identifier(Resource):
         port_space = member(port_space, "port_space", PortSpace, "Identifier")
         key = whole_number(key, "key", 0, 2**64 - 1, "Identifier")
         super().__init__(channel)
-        self.pointer: Any
-        self.key: int
-        self.port_space: PortSpace
+        self.provider: Provider = channel.provider
+        self.channel: EventChannel = channel
+        self.queue_pair: QueuePair | None = None
+        self._groups: list[bytes] = []
+        """The addresses of the groups to which librdmacm attaches its queue pair."""
         try:
-            self.provider: Provider = channel.provider
-            self.channel: EventChannel = channel
-            self.queue_pair: QueuePair | None = None
-            self._groups: list[bytes] = []
-            """The addresses of the groups to which librdmacm attaches its queue pair."""
-            if key:
-                self._adopt(key)
-            else:
-                self._make_identifier(port_space)
+            self.pointer: Any = self._adopt(key) if key else self._make(port_space)
+            self.key: int = key or int(ffi.cast("uintptr_t", self.pointer))
+            self.port_space: PortSpace = PortSpace(self.pointer.ps)
         except BaseException:
             self._give_up()
             raise
 
-    def _adopt(self, key: int) -> None:
-        """Take over the identifier of a connection request. What raises has changed nothing."""
-        pointer = ffi.cast("struct rdma_cm_id *", key)
-        requests, self.pointer, self.key = self.channel._requests, None, key
-        if key in requests:
-            self.port_space = PortSpace(pointer.ps)
+    def _adopt(self, key: int) -> Any:
+        """Take over the identifier of a connection request."""
         try:
-            requests.remove(key)
+            self.channel._requests.remove(key)
         except KeyError:
             expected = "the new_key of a CONNECT_REQUEST of this channel, not adopted before"
             raise wrong_value(key, "key", expected, "Identifier") from None
-        self.pointer = pointer
+        return ffi.cast("struct rdma_cm_id *", key)
 
-    def _make_identifier(self, port_space: PortSpace) -> None:
-        self._made = made = ffi.new("struct rdma_cm_id **")
-        check_minus_one(
-            self.provider.create_id(self.channel.pointer, made, ffi.NULL, port_space),
-            "rdma_create_id",
-        )
-        self.pointer = made[0]
-        self.key = int(ffi.cast("uintptr_t", self.pointer))
-        self.port_space = PortSpace(self.pointer.ps)
+    def _make(self, port_space: PortSpace) -> Any:
+        made = ffi.new("struct rdma_cm_id **")
+        result = self.provider.create_id(self.channel.pointer, made, ffi.NULL, port_space)
+        check_minus_one(result, "rdma_create_id")
+        return made[0]
 
     def __repr__(self) -> str:
         return f"<Identifier {self.key:#x}>"
@@ -296,8 +278,10 @@ class Identifier(Resource):
         See: man rdma_bind_addr.
         """
         address = ffi.from_buffer(pack_address(host, port))
-        with _explaining(host, port):
+        try:
             self._call("bind_addr", ffi.cast("struct sockaddr *", address))
+        except VerbsCallError as error:
+            raise _explained(error, host, port) from None
 
     def listen(self, backlog: int) -> None:
         """Listen for connection requests to the bound address.
@@ -314,8 +298,10 @@ class Identifier(Resource):
         """
         backlog = whole_number(backlog, "backlog", 0, _MOST_INT, "listen")
         bound = self.local_address
-        with _explaining(*bound[:2]) if bound else nullcontext():  # some ports are found taken here
+        try:
             self._call("listen", backlog)
+        except VerbsCallError as error:  # some ports are found taken here
+            raise _explained(error, *bound[:2]) if bound else error from None
 
     def resolve_address(
         self, host: str, port: int, source: tuple[str, int] | None, timeout_ms: int
@@ -337,13 +323,15 @@ class Identifier(Resource):
         timeout_ms = whole_number(timeout_ms, "timeout_ms", 0, _MOST_INT, "resolve_address")
         target = ffi.from_buffer(pack_address(host, port))
         origin = ffi.from_buffer(pack_address(*source)) if source else ffi.NULL
-        with _explaining(source[0]) if source else nullcontext():
+        try:
             self._call(
                 "resolve_addr",
                 ffi.cast("struct sockaddr *", origin),
                 ffi.cast("struct sockaddr *", target),
                 timeout_ms,
             )
+        except VerbsCallError as error:
+            raise _explained(error, source[0]) if source else error from None
 
     def resolve_route(self, timeout_ms: int) -> None:
         """Resolve the route to the resolved address. ROUTE_RESOLVED or ROUTE_ERROR follows.
@@ -421,50 +409,30 @@ class Identifier(Resource):
             call="create_queue_pair",
         )
         self._require_device("rdma_create_qp")
-
-        def make(pair: QueuePair, request: Any) -> Any:
-            made = ffi.addressof(self.pointer, "qp")
-            result = self.provider.cm_create_qp(self.pointer, domain.pointer, request)
-            if result:
-                check_minus_one(
-                    result,
-                    "rdma_create_qp",
-                    f"Asked for {capacity} (of these, devices do not announce their most for "
-                    "max_inline_data: try less)",
-                )
-            pair._made = made
-            return made[0]
-
-        def leave(last_first: ExitStack) -> None:
-            # The kernel refuses while the queue pair is attached to a group. Leaving detaches it.
-            for address in list(self._groups):
-                last_first.callback(self._leave_group, address)
-
-        def unmake(pointer: Any) -> int:
-            # Not rdma_destroy_qp, which does not report that the driver refuses. Besides, it would
-            # destroy only the completion queues that librdmacm has created, and there are none.
-            if self.pointer.qp != pointer:
-                return 0  # an earlier attempt has destroyed it, and then found no memory
-            result = int(self.provider.destroy_qp(pointer))
-            if not result:
-                self.pointer.qp = ffi.NULL
-                self._groups.clear()
-            return result
-
-        pair = QueuePair(
-            domain,
-            send_queue,
-            receive_queue,
-            service,
-            capacity,
-            make=make,
-            unmake=unmake,
-            shared_receive=shared_receive,
-            identifier=self,
-            leave=leave,
+        self.queue_pair = QueuePair(
+            *(domain, send_queue, receive_queue, service, capacity, shared_receive), manager=self
         )
-        self.queue_pair = pair
-        return pair
+        return self.queue_pair
+
+    def _create_qp(self, domain: ProtectionDomain, request: Any) -> Any:
+        result = self.provider.cm_create_qp(self.pointer, domain.pointer, request)
+        if result:
+            check_minus_one(
+                result,
+                "rdma_create_qp",
+                f"Asked for {Capacity._read(request.cap)} (of these, devices do not announce their "
+                "most for max_inline_data: try less)",
+            )
+        return self.pointer.qp
+
+    def _leave_groups(self) -> None:
+        groups, self._groups = self._groups, []
+        for address in groups:
+            with suppress(VerbsCallError):
+                self._leave(address)
+
+    def _forget_qp(self) -> None:
+        self.pointer.qp = ffi.NULL
 
     def connect(self, parameters: ConnectionParameters) -> None:
         """Send a connection request; ESTABLISHED, or an error event, follows. If librdmacm did not
@@ -764,12 +732,6 @@ class Identifier(Resource):
             "rdma_leave_multicast",
         )
 
-    def _leave_group(self, address: bytes) -> None:
-        """Leave a group to which librdmacm attaches the queue pair."""
-        self._leave(address)
-        with suppress(ValueError):  # another thread has left it
-            self._groups.remove(address)
-
     # -- addresses ----------------------------------------------------------------------------
 
     @property
@@ -785,5 +747,4 @@ class Identifier(Resource):
         return unpack_address(bytes(ffi.buffer(lib.aiordma_peer_address(self.pointer), 28)))
 
     def _destroy(self) -> None:
-        # Its error is in errno.
-        self._check_destroyed(self.provider.destroy_id(self.pointer), "rdma_destroy_id")
+        check_minus_one(self.provider.destroy_id(self.pointer), "rdma_destroy_id")

@@ -4,7 +4,7 @@ import errno as errno_module
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from mmap import PAGESIZE
 from typing import Any, TypeAlias
 
@@ -17,18 +17,18 @@ from aiordma._base.errors import (
     ClosedError,
     NotSupportedError,
     VerbsCallError,
+    check_pointer,
     check_positive_errno,
     check_supported,
 )
 from aiordma._base.ranges import RemoteMemory, resolve_slice
-from aiordma._native import Part, RegionBase, ffi, given, lib
+from aiordma._native import Part, RegionBase, ffi, given, leak, lib
 from aiordma.verbs.buffers import address_of, registrable_view
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.foreign_memory import RegistrableMemory
-from aiordma.verbs.resource import Resource
+from aiordma.verbs.resource import Resource, is_busy
 
 __all__ = (
-    "OUTLIVING",
     "LocalMemory",
     "MemoryRegion",
     "MemorySlice",
@@ -40,9 +40,6 @@ __all__ = (
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
-OUTLIVING: dict[object, object] = {}
-"""Memory that the device may still access after its region was collected, by a key of its own. It
-is freed only if the region is deregistered later."""
 _NOT_EVERY_DEVICE = Access.ON_DEMAND | Access.HUGETLB | Access.MW_BIND
 _OPTIONAL = lib.IBV_ACCESS_OPTIONAL_RANGE
 _BYTES = "its bytes are its view, and bytes(...) copies them"
@@ -286,8 +283,6 @@ class MemoryRegion(RegionBase, Resource):
             self._uncertain: memoryview | None = None
             """The new memory of a re-registration that has failed half way: the device may access
             it, besides the old one."""
-            self._kept: object = None
-            """The key of the memory in OUTLIVING, after the driver refused to deregister it."""
             self._on_close: Callable[[], object] = lambda: None
             """Called when the region closes, to remove it from a list of regions."""
             self._start: int = start
@@ -323,9 +318,7 @@ class MemoryRegion(RegionBase, Resource):
             slot, call, arguments = "reg_mr_iova", "ibv_reg_mr_iova", (length, iova, access)
         else:
             slot, call, arguments = "reg_mr", "ibv_reg_mr", (length, access)
-        return self._create(
-            *("struct ibv_mr", provider, slot, pointer, start, *arguments), call=call
-        )
+        return check_pointer(getattr(provider, slot)(pointer, start, *arguments), call)
 
     def _register_part(self, offset: int, length: int, access: Access) -> "MemoryRegion":
         """Register a part once more, as a region of its own."""
@@ -428,15 +421,14 @@ class MemoryRegion(RegionBase, Resource):
         address = self.address if buffer is None else start
         for used in (self, home):
             used._require_open()  # after the arguments' checks, which may run the program's code
-        before, length = self._parents, len(view)
-        number, writable = int(wanted), bool(wanted & Access.LOCAL_WRITE)
+        before = self._parents
         arguments = (
             self.pointer,
             flags,
             home.pointer,
             ffi.cast("void *", address if buffer is not None else 0),
-            length if buffer is not None else 0,
-            number if access is not None else 0,
+            len(view) if buffer is not None else 0,
+            int(wanted) if access is not None else 0,
         )
         if home is not self.domain:
             self._move(self.domain, home)  # it closes before both, whatever the driver answers
@@ -457,17 +449,12 @@ class MemoryRegion(RegionBase, Resource):
                 check_positive_errno(error or -1, "ibv_rereg_mr", "The region is unchanged")
             except VerbsCallError as refusal:
                 raise self._bound_or(refusal) from None
-        # The device accesses the new memory. Until `_uncertain` is None again, the region can only
-        # be closed: there may be no memory for the keys, or for its parents.
-        self._view = view
-        lkey, rkey = self.pointer.lkey, self.pointer.rkey
         if home is not self.domain:
             self._move(home)
-        self.domain, self.access = home, wanted
-        self._writable, self._access = writable, number
-        self._start = start
-        self.address, self.length = address, length
-        self.lkey, self.rkey = lkey, rkey
+        self.domain, self.access, self._view = home, wanted, view
+        self._writable, self._access = bool(wanted & Access.LOCAL_WRITE), int(wanted)
+        self._start, self.address, self.length = start, address, len(view)
+        self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
         self._usable, self._uncertain = True, None
 
     def close(self) -> None:
@@ -478,21 +465,13 @@ class MemoryRegion(RegionBase, Resource):
         Raises:
             BusyError: posted requests, bound windows or grants still use the region; await or end
                 them first, and close it again. The region stays open.
-            VerbsCallError: the driver refused. The region stays open, because the device may still
-                access the memory; close it again later.
+            VerbsCallError: the driver refused. The memory stays registered for the life of the
+                process, because the device may still access it, and every further close raises
+                this error.
 
         See: man ibv_dereg_mr.
         """
         super().close()
-
-    def _finish_closing(self, children: list[Resource]) -> None:
-        was_usable, self._usable = self._usable, False
-        try:
-            self._require_closable()  # again: another thread can have posted a request
-            super()._finish_closing(children)
-        finally:
-            if not self._is_gone:
-                self._usable = was_usable
 
     def _require_closable(self) -> None:
         if self._users:
@@ -515,7 +494,7 @@ class MemoryRegion(RegionBase, Resource):
         if self._users:
             # The region is collected together with the requests that use it, and their queue pair,
             # in any order. The memory must outlive all of them.
-            OUTLIVING[object()] = self._owner_of_memory()
+            leak(self._owner_of_memory())
             self._users = 0
         super()._disown()
 
@@ -524,26 +503,23 @@ class MemoryRegion(RegionBase, Resource):
         return self._view if self._uncertain is None else (self._view, self._uncertain)
 
     def _destroy(self) -> None:
-        # Before the call: the region may be garbage, and there may be no memory after a refusal.
-        key = object()
-        OUTLIVING[key] = self._owner_of_memory()
+        self._usable = False
         try:
-            self._check_destroyed(self.domain.provider.dereg_mr(self.pointer), "ibv_dereg_mr")
-        except VerbsCallError as error:
-            raise self._bound_or(error, _RXE_IS_BOUND) from None
-        finally:
-            if self._is_refused or not self._was_asked:
-                self._forget_kept()
-                self._kept = key
-            else:
-                del OUTLIVING[key]
-                self._forget_kept()
+            self._require_closable()  # again: another thread can have posted a request
+            self._deregister()
+        except (BusyError, VerbsCallError) as refusal:
+            self._usable = is_busy(refusal) and self._uncertain is None
+            raise
+        self._on_close()
+        if self._outwaits:
+            _outwait_receiving()
+        self._let_go()
+
+    def _deregister(self) -> None:
         try:
-            self._on_close()
-        finally:
-            if self._outwaits:
-                _outwait_receiving()
-            self._let_go()
+            check_positive_errno(self.domain.provider.dereg_mr(self.pointer), "ibv_dereg_mr")
+        except VerbsCallError as refusal:
+            raise self._bound_or(refusal, _RXE_IS_BOUND) from None
 
     def _bound_or(self, error: VerbsCallError, also: int = errno_module.EBUSY) -> Exception:
         """Return the error for a refusal of the driver. EBUSY, or `also`, means a bound window if
@@ -555,38 +531,26 @@ class MemoryRegion(RegionBase, Resource):
             "window, then repeat the call"
         )
 
-    def _forget_kept(self) -> None:
-        """Let the memory be freed that an earlier refusal to deregister has kept."""
-        OUTLIVING.pop(self._kept, None)
-        self._kept = None
-
     def _let_go(self) -> None:
         """Release the memory, which is deregistered."""
-        # Without `suppress`, which takes memory.
-        try:  # noqa: SIM105
+        try:
             self._view.release()
-        except BufferError:
-            pass  # another view of it exists: the export ends with that view
-        if self._uncertain is not None:
-            with suppress(BufferError):
+            if self._uncertain is not None:
                 self._uncertain.release()
+        except BufferError:
+            return  # another view of it exists: the export ends with that view
 
 
 def retire_or_log(region: MemoryRegion) -> None:
-    """Close a region, or let its last request close it. If the driver refuses, the region stays
-    open, and its owner or its domain closes it again. The first refusal is logged, none is raised.
-    """
-    was_refused = region._is_refused and region._was_asked
+    """Close a region, or let its last request close it. A refusal of the driver is logged once, not
+    raised."""
+    was_refused = region._refusal is not None
     try:
         region._retire()
-    except MemoryError:
-        raise
     except Exception as error:
-        if was_refused:
-            return
-        with suppress(MemoryError):
+        if not was_refused:
             logger.error(
-                "%r could not be deregistered, and stays registered until a later attempt: %s",
+                "%r could not be deregistered, and stays registered: %s",
                 region,
                 error,
                 exc_info=not isinstance(error, VerbsCallError | BusyError),

@@ -4,8 +4,8 @@ from typing import Any
 
 from aiordma._base.arguments import member, resource, whole_number
 from aiordma._base.enums import MemoryWindowType
-from aiordma._base.errors import NotSupportedError, check_pointer
-from aiordma._native import ffi, lib
+from aiordma._base.errors import NotSupportedError, check_pointer, check_positive_errno
+from aiordma._native import lib
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.resource import Resource
 
@@ -45,9 +45,8 @@ class MemoryWindow(Resource):
         try:
             self.domain = domain
             self.kind = kind
-            self._made = made = ffi.new("struct ibv_mw **")
-            lib.aiordma_make_window(made, domain.pointer, kind)
-            self.pointer: Any = check_pointer(made[0], "ibv_alloc_mw")
+            pointer = lib.aiordma_alloc_window(domain.pointer, kind)
+            self.pointer: Any = check_pointer(pointer, "ibv_alloc_mw")
         except BaseException:
             self._give_up()
             raise
@@ -79,4 +78,4 @@ class MemoryWindow(Resource):
         return rkey & ~0xFF | (rkey + 1) & 0xFF
 
     def _destroy(self) -> None:
-        self._check_destroyed(lib.aiordma_dealloc_window(self.pointer), "ibv_dealloc_mw")
+        check_positive_errno(lib.aiordma_dealloc_window(self.pointer), "ibv_dealloc_mw")

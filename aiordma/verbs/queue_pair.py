@@ -1,10 +1,9 @@
 """Queue pairs: creation within limits, transitions, and raw posting (man ibv_create_qp)."""
 
-import errno
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from aiordma._base.arguments import (
     data,
@@ -27,6 +26,7 @@ from aiordma._base.enums import (
 from aiordma._base.errors import (
     NotSupportedError,
     VerbsCallError,
+    check_pointer,
     check_positive_errno,
 )
 from aiordma._base.process import reentrant_lock
@@ -232,6 +232,23 @@ def checked_service(
     return member(service, "service", QueuePairType, call)
 
 
+_memberships = reentrant_lock()
+"""Held while a queue pair is attached to a multicast group, or leaves its groups to be closed."""
+
+
+class _Manager(Protocol):
+    """The part of Identifier that its queue pair uses."""
+
+    def _create_qp(self, domain: ProtectionDomain, request: Any) -> Any:
+        """Create the queue pair, and return it."""
+
+    def _leave_groups(self) -> None:
+        """Leave the groups to which librdmacm attaches the queue pair."""
+
+    def _forget_qp(self) -> None:
+        """Note that the queue pair does not exist any more."""
+
+
 class QueuePair(Resource):
     """A send queue and a receive queue of a protection domain.
 
@@ -248,28 +265,23 @@ class QueuePair(Resource):
         receive_queue: CompletionQueue,
         service: QueuePairType,
         capacity: Capacity,
-        *,
-        make: Callable[["QueuePair", Any], Any],
-        unmake: Callable[[Any], int],
         shared_receive: RawSharedReceiveQueue | None = None,
-        identifier: Resource | None = None,
-        leave: Callable[[ExitStack], object] = lambda _: None,
+        *,
+        manager: _Manager | None = None,
     ) -> None:
         capacity._check(domain.context)
-        works_with: list[Resource] = [send_queue, receive_queue]
-        works_with += [user for user in (shared_receive, identifier) if user is not None]
-        super().__init__(domain, *dict.fromkeys(works_with))
+        parents: dict[Any, None] = dict.fromkeys(
+            (domain, send_queue, receive_queue, shared_receive, manager)
+        )
+        parents.pop(None, None)
+        super().__init__(*parents)
         try:
             self.provider: Provider = domain.provider
             self.domain = domain
             self.service = service
             self.has_shared_receive: bool = shared_receive is not None
-            self._unmake = unmake
-            self._leave = leave
-            """Registers calls that leave the groups to which librdmacm attaches the queue pair."""
+            self._manager = manager
             self._groups: set[tuple[bytes, int]] = set()
-            # Leaving a group and closing run in different threads.
-            self._attaching = reentrant_lock()
             request = ffi.new("struct ibv_qp_init_attr *")
             request.send_cq = send_queue.pointer
             request.recv_cq = receive_queue.pointer
@@ -277,7 +289,11 @@ class QueuePair(Resource):
             if shared_receive is not None:
                 request.srq = shared_receive.pointer
             capacity._fill(request.cap)
-            self.pointer: Any = make(self, request)
+            if manager is None:
+                pointer = self.provider.create_qp(domain.pointer, request)
+                self.pointer: Any = check_pointer(pointer, "ibv_create_qp")
+            else:
+                self.pointer = manager._create_qp(domain, request)
             self.capacity: Capacity = Capacity._read(request.cap)
             self.qp_num: int = self.pointer.qp_num
             self.key: int = int(ffi.cast("uintptr_t", self.pointer))
@@ -318,27 +334,7 @@ class QueuePair(Resource):
         service = checked_service(
             domain, send_queue, receive_queue, service, capacity, shared_receive, "create"
         )
-        provider = domain.provider
-
-        def make(pair: QueuePair, request: Any) -> Any:
-            return pair._create(
-                *("struct ibv_qp", provider, "create_qp", domain.pointer, request),
-                call="ibv_create_qp",
-            )
-
-        def unmake(pointer: Any) -> int:
-            return int(provider.destroy_qp(pointer))
-
-        return cls(
-            domain,
-            send_queue,
-            receive_queue,
-            service,
-            capacity,
-            make=make,
-            unmake=unmake,
-            shared_receive=shared_receive,
-        )
+        return cls(domain, send_queue, receive_queue, service, capacity, shared_receive)
 
     def __repr__(self) -> str:
         return (
@@ -533,18 +529,11 @@ class QueuePair(Resource):
                 f"together; these have {length}"
             )
         address, rkey = (0, 0) if remote is None else (remote.address, remote.rkey)
-        posted = ffi.new("uint32_t *")
-        try:
-            self._post_send_raw(
-                *(wr_id, opcode, flags, sges, len(parts), address, rkey, immediate),
-                compare_add=compare_add,
-                swap=swap,
-                posted=posted,
-            )
-        except MemoryError:
-            if posted[0]:
-                raise self._not_notified(errno.EIO, len(parts)) from None
-            raise
+        self._post_send_raw(
+            *(wr_id, opcode, flags, sges, len(parts), address, rkey, immediate),
+            compare_add=compare_add,
+            swap=swap,
+        )
         del kept  # the post has copied the inline buffers
 
     def post_recv(self, wr_id: int, parts: Sequence[RawPart]) -> None:
@@ -591,8 +580,7 @@ class QueuePair(Resource):
         Args:
             wr_id, opcode, flags, sges, count, address, rkey, immediate, compare_add, swap: as of
                 `pack_plain`.
-            posted: a uint32_t of 0. It is 1 afterwards if the device has the request, also if this
-                raises, because there was no memory for an error of its doorbell.
+            posted: a uint32_t of 0. It is 1 afterwards if the device has the request.
 
         Raises:
             VerbsCallError: the device refused the request. With `was_taken`, the request is in the
@@ -642,8 +630,7 @@ class QueuePair(Resource):
         Returns:
             C's errno, or 0 if the device accepted all; and the number of accepted requests, which
                 is the index of the refused one. A negative errno: all requests are in the queue,
-                but the device could not be notified (see `post_send`). It is EIO's if there was no
-                memory for another number.
+                but the device could not be notified (see `post_send`).
 
         Raises:
             TypeError, ValueError: a field of a request is invalid; the message names both. Nothing
@@ -654,24 +641,17 @@ class QueuePair(Resource):
 
         See: man ibv_post_send.
         """
-        posted = ffi.new("uint32_t *")
-        error = -errno.EIO
         try:
             sges = b"".join([work.sges for work in works])
             packed = pack_chain(works, wr_ids, flags, self.service)
         except UNFIT as unfit:
             raise_named(works, wr_ids, flags, unfit)
-        all_accepted = 0, len(works)  # before the post, whose result must not be lost behind it
+        posted = ffi.new("uint32_t *")
         self._require_open()  # checked after pack_chain, which may run the program's code
-        try:
-            error = lib.aiordma_post_send_chain(
-                self.pointer, packed, len(works), sges, len(sges), posted
-            )
-            return (error, posted[0]) if error else all_accepted
-        except MemoryError:
-            if not posted[0]:
-                raise
-            return error, posted[0]
+        error = lib.aiordma_post_send_chain(
+            self.pointer, packed, len(works), sges, len(sges), posted
+        )
+        return (error, posted[0]) if error else (0, len(works))
 
     def bind_window(
         self, wr_id: int, window: MemoryWindow, bound: MemorySlice, access: int, flags: int
@@ -715,8 +695,7 @@ class QueuePair(Resource):
             bound.length,
             access,
         )
-        if error:  # without a call, which could fail, behind a post that did not
-            check_positive_errno(error, "ibv_bind_mw")
+        check_positive_errno(error, "ibv_bind_mw")
 
     def attach_multicast(self, gid: bytes, lid: int = 0) -> None:
         """Receive the datagrams that are sent to a multicast group; UD only.
@@ -733,14 +712,11 @@ class QueuePair(Resource):
         See: man ibv_attach_mcast.
         """
         group = _group(gid, lid, "attach_multicast")
-        self._require_open()
-        raw, attach = _raw_gid(group[0]), self.provider.attach_mcast
-        with self._attaching:
+        with _memberships:
             is_new = group not in self._groups
             self._groups.add(group)  # first: after the call, a finalizer could close too early
-            if self._closed:  # by another thread, or by a finalizer
-                self._require_open()
-            error = attach(self.pointer, raw, group[1])
+            self._require_open()
+            error = self.provider.attach_mcast(self.pointer, _raw_gid(group[0]), group[1])
             if error and is_new:
                 self._groups.discard(group)
         check_positive_errno(error, "ibv_attach_mcast")
@@ -756,15 +732,9 @@ class QueuePair(Resource):
         See: man ibv_detach_mcast.
         """
         group = _group(gid, lid, "detach_multicast")
-        self._require_open()
-        raw, detach = _raw_gid(group[0]), self.provider.detach_mcast
-        with self._attaching:
-            if self._closed:
-                self._require_open()
-            error = detach(self.pointer, raw, group[1])
-            if not error:
-                self._groups.discard(group)
-        check_positive_errno(error, "ibv_detach_mcast")
+        with _memberships:
+            self._require_open()
+            self._detach(*group)
 
     def _detach(self, gid: bytes, lid: int) -> None:
         error = self.provider.detach_mcast(self.pointer, _raw_gid(gid), lid)
@@ -776,11 +746,16 @@ class QueuePair(Resource):
         return f"posted {count} sges to a queue pair of {self.capacity}"
 
     def _destroy(self) -> None:
-        with self._attaching, ExitStack() as last_first:
-            last_first.callback(
-                lambda: self._check_destroyed(self._unmake(self.pointer), "ibv_destroy_qp")
-            )
-            # The kernel refuses to destroy a queue pair that is attached to a group.
+        manager = self._manager
+        # The kernel refuses to destroy a queue pair that is attached to a group.
+        with _memberships:
             for group in list(self._groups):
-                last_first.callback(self._detach, *group)
-            self._leave(last_first)
+                with suppress(VerbsCallError):
+                    self._detach(*group)
+            if manager is not None:
+                manager._leave_groups()
+        # Not rdma_destroy_qp, which does not report that the driver refuses. Besides, it would
+        # destroy only the completion queues that librdmacm has created, and there are none.
+        check_positive_errno(self.provider.destroy_qp(self.pointer), "ibv_destroy_qp")
+        if manager is not None:
+            manager._forget_qp()

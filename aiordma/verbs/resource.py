@@ -1,26 +1,23 @@
 """Resource: the base class of verbs objects, which close after their children."""
 
+import errno
+import logging
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
-from aiordma._base.errors import (
-    BusyError,
-    ClosedError,
-    VerbsCallError,
-    check_pointer,
-    check_positive_errno,
-)
+from aiordma._base.errors import BusyError, ClosedError, VerbsCallError, detached
 from aiordma._base.process import forked, here
-from aiordma._base.provider import Provider
 from aiordma._loop.event_loop import runs_event_loop
-from aiordma._native import ffi, lib
+from aiordma._native import leak
 
-__all__ = ("Resource",)
+__all__ = ("Resource", "is_busy")
+
+logger: logging.Logger = logging.getLogger("aiordma")
 
 LONGEST_CLOSE = 20.0
 """Seconds after the beginning of a close for which another thread's close of the object, or of a
@@ -29,15 +26,16 @@ parent, waits at most. rxe can take 12 s to destroy a queue pair."""
 _TURN_SECONDS = 0.002
 """Seconds between two checks whether another thread's close has returned."""
 
-_CDATA = type(ffi.NULL)
+
+def is_busy(error: BaseException) -> bool:
+    """Return whether a close failed because the object is in use, so that it can be repeated."""
+    if isinstance(error, VerbsCallError):
+        return error.errno == errno.EBUSY
+    return isinstance(error, BusyError)
 
 
 def _never() -> bool:
     return False
-
-
-def _nothing() -> None:
-    pass
 
 
 class Resource:
@@ -47,9 +45,14 @@ class Resource:
     first object that the garbage collector finalizes closes its children before itself, in order.
     (Weak references to children would be lost by then, because the collector clears weak references
     before it calls finalizers.) Children close by `_closing_rank`, then newest first. The close of
-    a closed object does nothing. An object that the driver refuses to destroy stays open, and so
-    does every object that it was created on: the device may still use them. Objects that are
-    collected unclosed are then closed, with a ResourceWarning.
+    a closed object does nothing. Objects that are collected unclosed are then closed, with a
+    ResourceWarning.
+
+    If the driver refuses to destroy an object because it is in use (EBUSY), the object stays open,
+    and the close can be repeated. After any other failure, the device may use the object and its
+    memory for ever: the object leaks. It is closed, but it stays for the life of the process, with
+    all that it refers to. Every further close raises the same error, and so does every close of an
+    object that it was created on.
 
     Threads may close objects at the same time. A close waits for another thread that is destroying
     the object, or one of its children, or it raises: once it has returned, the object is gone.
@@ -66,26 +69,23 @@ class Resource:
     """Whether an event loop's thread may wait for the call that destroys the object, also if
     another thread makes it."""
 
+    _process: int
+    """The process that made the object."""
+
+    _closed: bool
+    """Whether the object cannot be used any more."""
+
     key: int = 0
     """The C object's address, for objects that events refer to."""
 
     pointer: Any = None
-    """The C object. None until the constructor has made it: an interrupt within the constructor
-    leaves a child without one, and its close destroys nothing."""
-
-    _made: Any = None
-    """Where C has stored the pointer: there can be no memory for `pointer` after the call. None
-    before the call."""
-
-    _is_refused: bool = False
-    """Whether the driver has refused to destroy the C object, or there was no memory to ask it. The
-    C object still exists."""
-
-    _was_asked: bool = False
-    """Whether the driver has answered the call that destroys the C object."""
+    """The C object. None until the constructor has made it: the close then destroys nothing."""
 
     _is_gone: bool = False
     """Whether the C object does not exist any more."""
+
+    _refusal: BaseException | None = None
+    """The failure because of which the object leaks."""
 
     _closing_in: int = 0
     """The thread that closes the object, or has tried to, last."""
@@ -93,31 +93,23 @@ class Resource:
     _closing_since: float = 0.0
     """When that thread has begun, by the monotonic clock."""
 
-    _on_destroyed: Callable[[], object] = staticmethod(_nothing)
-    """Called once the driver has destroyed the C object, in the thread that closes it."""
-
     _is_left_to_owner: Callable[[], bool]
     """Whether the finalizer does nothing. This is so if an object made by aiordma owns the
     resource, and is collected as well. The owner closes its resources in order, and its warning
     names the program's objects."""
 
     def __init__(self, *parents: "Resource") -> None:
+        pid = here.pid
         for parent in parents:
-            parent._require_open()
-        self._process = here.pid
+            if parent._closed or parent._process != pid:
+                parent._require_open()
+        self._process = pid
         self._children: dict[int, Resource] = {}
         self._parents = parents
         self._is_left_to_owner = parents[0]._is_left_to_owner if parents else _never
-        self._made = None  # it needs no memory to replace these
-        self._closing_in = 0
-        self._closing_since = 0.0
         self._closed = False
-        try:
-            for parent in parents:
-                parent._children[id(self)] = self
-        except BaseException:
-            self._abandon()  # no memory
-            raise
+        for parent in parents:
+            parent._children[id(self)] = self
 
     @property
     def closed(self) -> bool:
@@ -146,15 +138,16 @@ class Resource:
 
     def close(self) -> None:
         """Destroy the object and all of its children. Idempotent. If another thread is closing the
-        object, wait for that, and if the driver refuses there, try again here.
+        object, wait for that, and if the object is in use there, try again here.
 
         Raises:
             BusyError: posted requests or bound windows still use a memory region, or another thread
                 is closing an object for long (on an event loop's thread: at all, except for a
                 memory region). That object stays open, and so does every object that it was created
                 on, which includes this object: close it again later. All other objects are closed.
-            VerbsCallError: the driver refused to destroy an object. It stays open, and so does
-                every object that it was created on: close it again later. All others are closed.
+            VerbsCallError: the driver refused to destroy an object. EBUSY: as BusyError. Otherwise,
+                the object and all that it was created on stay for the life of the process, and
+                every further close raises this error. All other objects are closed.
         """
         while not self._close_once():
             if self._closing_in == get_ident():
@@ -177,7 +170,11 @@ class Resource:
             self._require_closable()
         thread, since = get_ident(), time.monotonic()
         if self._closed:
-            return self._is_gone or self._process != here.pid
+            if self._process != here.pid:
+                return True
+            if self._refusal is not None:
+                raise detached(self._refusal)
+            return self._is_gone
         # Without a call in between, at which another thread could run.
         self._closing_in = thread
         self._closing_since = since
@@ -185,16 +182,32 @@ class Resource:
         if self._process != here.pid:
             return True
         try:
-            children = list(self._children.values())
-            # Last in, first out. A callback that fails does not stop the others.
-            with ExitStack() as stack:
-                stack.callback(self._finish_closing, children)
-                for child in sorted(children, key=lambda child: child._closing_rank, reverse=True):
-                    stack.callback(child._close_before_parent)
-        finally:
-            if not self._is_gone:
+            if self._children:
+                self._close_children()
+        except BaseException:
+            self._closed = False
+            raise
+        try:
+            if self.pointer is not None:
+                self._destroy()
+        except BaseException as error:
+            if is_busy(error):
                 self._closed = False
+            else:
+                leak(self)
+                self._refusal = detached(error)
+            raise
+        self._is_gone = True  # only now: another thread's close waits for that
+        for parent in self._parents:
+            parent._children.pop(id(self), None)
         return True
+
+    def _close_children(self) -> None:
+        children = list(self._children.values())
+        # Last in, first out. A child that cannot be closed does not stop the others.
+        with ExitStack() as stack:
+            for child in sorted(children, key=lambda child: child._closing_rank, reverse=True):
+                stack.callback(child._close_before_parent)
 
     def _require_closable(self) -> None:
         """Check that the object may be closed now. Called before its children are closed.
@@ -221,46 +234,10 @@ class Resource:
             )
         time.sleep(_TURN_SECONDS)
 
-    def _finish_closing(self, children: "list[Resource]") -> None:
-        """Destroy the C object, unless a child exists: the child still needs its parent."""
-        if not all(child._is_gone for child in children):
-            return
-        self._is_refused = self._was_asked = self._is_gone = False
-        notify, self._on_destroyed = self._on_destroyed, _nothing
-        try:
-            if self.pointer is None and self._made is not None:
-                self.pointer = self._made[0] or None
-            if self.pointer is not None:
-                self._destroy()
-        except (MemoryError, SystemError):  # a call in C can lose its MemoryError
-            self._is_refused = self._is_refused or not self._was_asked
-            raise
-        finally:
-            if self._is_refused:
-                self._on_destroyed = notify
-            else:
-                try:
-                    notify()
-                finally:
-                    self._is_gone = True  # only now: another thread's close waits for that
-                    for parent in self._parents:
-                        parent._children.pop(id(self), None)
-
     def _destroy(self) -> None:
-        """Destroy the C object, and pass the result to `_check_destroyed`. This is called after
-        every child was closed, and again if the driver refused."""
+        """Destroy the C object, after every child was closed. Called again only if it raised an
+        error that `is_busy`."""
         raise NotImplementedError
-
-    def _check_destroyed(self, result: int, call: str) -> None:
-        """Check the result of the call that destroys the C object: 0, or a positive errno.
-
-        Raises:
-            VerbsCallError: the driver refused. The C object exists, and so this object stays open.
-        """
-        self._was_asked = True
-        if result:
-            self._is_refused = True  # first: without memory for the error, it still exists
-            check_positive_errno(result, call)
 
     def __enter__(self) -> Self:
         self._require_open()
@@ -286,8 +263,10 @@ class Resource:
         try:
             self._disown()
             self.close()
-        finally:
-            # Last, because a filter can turn the warning into an exception.
+        except Exception as error:
+            leak(self)
+            logger.error("%r was collected unclosed, and cannot be destroyed: %s", self, error)
+        else:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
 
     def _disown(self) -> None:
@@ -297,62 +276,15 @@ class Resource:
             child._disown()
 
     def _move(self, *parents: "Resource") -> None:
-        """Become the child of other parents, which are open. Without memory, this stays the child
-        of the earlier ones, and can have become the child of the others, too."""
-        key, before = id(self), self._parents
+        """Become the child of other parents, which are open."""
+        before, self._parents = self._parents, parents
         for parent in parents:
-            parent._children[key] = self
-        self._parents = parents
+            parent._children[id(self)] = self
         for parent in before:
             if parent not in parents:
-                parent._children.pop(key, None)
-
-    def _create(
-        self,
-        kind: str,
-        provider: Provider,
-        slot: str,
-        *arguments: Any,
-        call: str,
-        hint: str | None = None,
-    ) -> Any:
-        """Create the C object. If this, or anything behind it, raises, the constructor has to
-        `_give_up`.
-
-        Args:
-            kind: the C type of the object.
-            provider, slot: the function that creates it.
-            arguments: the function's arguments.
-            call, hint: as of `check_pointer`.
-
-        Returns:
-            the pointer, for `pointer`.
-
-        Raises:
-            VerbsCallError: the driver refused.
-        """
-        function = getattr(provider, slot)
-        self._made = made = ffi.new(f"{kind} **")
-        if isinstance(function, _CDATA):
-            getattr(lib, f"aiordma_make_{slot}")(made, provider.table, *arguments)
-            return check_pointer(made[0], call, hint)
-        pointer = made[0] = function(*arguments)  # replaced by a test
-        return check_pointer(pointer, call, hint)
+                parent._children.pop(id(self), None)
 
     def _give_up(self) -> None:
-        """End a constructor that raises: destroy the C object, if it exists. If this is not
-        possible now, it is destroyed with one of the parents."""
-        if self._made is None and self.pointer is None:
-            self._abandon()
-            return
-        # Without `suppress`, which takes memory.
-        try:  # noqa: SIM105
+        """End a constructor that raises: destroy the C object, if it exists."""
+        with suppress(Exception):
             self.close()
-        except (MemoryError, SystemError, VerbsCallError, BusyError):
-            pass
-
-    def _abandon(self) -> None:
-        """Mark the object as closed, because its constructor failed before a C object existed."""
-        self._closed = self._is_gone = True
-        for parent in self._parents:
-            parent._children.pop(id(self), None)

@@ -11,6 +11,7 @@ from aiordma._base.errors import (
     NotSupportedError,
     PartialPostError,
     VerbsCallError,
+    check_pointer,
     check_positive_errno,
 )
 from aiordma._base.provider import Provider
@@ -59,10 +60,8 @@ class RawSharedReceiveQueue(Resource):
             request = ffi.new("struct ibv_srq_init_attr *")
             request.attr.max_wr = max_wr
             request.attr.max_sge = max_sge
-            self.pointer: Any = self._create(
-                *("struct ibv_srq", self.provider, "create_srq", domain.pointer, request),
-                call="ibv_create_srq",
-            )
+            pointer = self.provider.create_srq(domain.pointer, request)
+            self.pointer: Any = check_pointer(pointer, "ibv_create_srq")
             self.max_wr: int = request.attr.max_wr
             self.max_sge: int = request.attr.max_sge
             self.key: int = int(ffi.cast("uintptr_t", self.pointer))
@@ -173,4 +172,4 @@ class RawSharedReceiveQueue(Resource):
         return abs(error), posted[0]  # siw's driver returns -ENOMEM
 
     def _destroy(self) -> None:
-        self._check_destroyed(self.provider.destroy_srq(self.pointer), "ibv_destroy_srq")
+        check_positive_errno(self.provider.destroy_srq(self.pointer), "ibv_destroy_srq")

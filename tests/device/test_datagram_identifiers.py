@@ -399,14 +399,13 @@ def test_close_keeps_what_a_queue_pair_is_not_in(stack: ExitStack) -> None:
     member.leave_multicast(GROUP)
 
 
-def test_identifier_is_destroyed_if_its_queue_pair_cannot_be(stack: ExitStack) -> None:
+def test_identifier_closes_though_a_group_cannot_be_left(stack: ExitStack) -> None:
     bed = Bed(stack)
     before = kernel_objects(DEVICE)
     member = bed.bound()
     _, _, pair = with_queue_pair(stack, member)
     pair._groups.add((bytes(16), 0))  # which it is not in
-    with pytest.raises(aiordma.VerbsCallError, match="ibv_detach_mcast"):
-        member.close()
+    member.close()
     after = kernel_objects(DEVICE)
     assert (after["qp"], after["cm_id"]) == (before["qp"], before["cm_id"])
 

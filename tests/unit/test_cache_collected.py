@@ -13,7 +13,7 @@ from aiordma._requests.registrations import RegistrationCache
 
 class Region:
     _usable, _users, _outwaits = True, 0, False
-    _is_refused, _is_gone = False, True
+    _refusal, _is_gone = None, True
 
     def __init__(self, array):
         self._view = memoryview(array)
@@ -65,7 +65,7 @@ def test_finalizer_that_clears_the_cache_leaves_what_is_being_lent() -> None:
         """A region whose slice allocates, so that a finalizer of the program runs."""
 
         _usable, _users, _outwaits, length = True, 0, False, 64
-        _is_refused, _is_gone = False, True
+        _refusal, _is_gone = None, True
 
         def __init__(self, array: Any) -> None:
             self._view = self.view = memoryview(array)

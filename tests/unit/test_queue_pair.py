@@ -9,7 +9,7 @@ import pytest
 
 from aiordma._base.enums import WorkRequestOpcode
 from aiordma._base.errors import ClosedError, VerbsCallError
-from aiordma._base.process import here, reentrant_lock
+from aiordma._base.process import here
 from aiordma.verbs import Capacity, QueuePair
 from tests.unit.numbers_device import Driver
 
@@ -22,10 +22,10 @@ class Posted(QueuePair):
         self._process = here.pid
         self._parents = ()
         self._children = {}
-        self._unmake = lambda _: 0
-        self._leave = lambda _: None
+        self._manager = None
         self._groups = set()
-        self._attaching = reentrant_lock()
+        calls: Any = SimpleNamespace(destroy_qp=lambda _: 0)
+        self.provider = calls
         self.pointer = driver.queue_pair
         self.capacity = Capacity(max_send_wr=7)
 
@@ -118,10 +118,13 @@ class Attached(Posted):
         super().__init__(Driver())
         self.asked: list[str] = []
         self.on_attach: Callable[[], object] = lambda: None
-        self._unmake = self._destroyed
         self.answer = 0
         self.refusals: list[int] = []
-        calls: Any = SimpleNamespace(attach_mcast=self._attach, detach_mcast=self._detach_group)
+        calls: Any = SimpleNamespace(
+            attach_mcast=self._attach,
+            detach_mcast=self._detach_group,
+            destroy_qp=self._destroyed,
+        )
         self.provider = calls
 
     def _destroyed(self, _: object) -> int:

@@ -107,26 +107,6 @@ def test_identifier_stays_with_its_connection_manager(players: Players) -> None:
         identifier.migrate(None)  # type: ignore[arg-type]
 
 
-def test_identifier_is_destroyed_though_its_queue_pair_fails_to_close(
-    players: Players, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    identifier = players.identifier()
-    identifier.resolve_address(HOST, 1, None, 1000)
-    players.give_queue_pair(identifier)
-    pair = identifier.queue_pair
-    assert pair is not None
-    destroy = pair._destroy
-
-    def fails() -> None:
-        destroy()
-        raise aiordma.VerbsCallError(errno.EINVAL, "ibv_detach_mcast")
-
-    monkeypatch.setattr(pair, "_destroy", fails)
-    with pytest.raises(aiordma.VerbsCallError, match="ibv_detach_mcast"):
-        identifier.close()
-    assert software_objects()["identifiers"] == 0
-
-
 def test_a_listener_does_nothing_but_listen(players: Players) -> None:
     listener, _ = players.listener()
     for call in (
