@@ -63,91 +63,9 @@ int aiordma_query_device(const struct aiordma_provider *provider, struct ibv_con
     return provider->query_device(context, &attr->orig_attr);
 }
 
-void aiordma_make_alloc_pd(struct ibv_pd **made, const struct aiordma_provider *provider,
-                           struct ibv_context *context)
-{
-    *made = provider->alloc_pd(context);
-}
-
-void aiordma_make_reg_mr(struct ibv_mr **made, const struct aiordma_provider *provider,
-                         struct ibv_pd *domain, void *address, size_t length, int access)
-{
-    *made = provider->reg_mr(domain, address, length, access);
-}
-
-void aiordma_make_reg_mr_iova(struct ibv_mr **made, const struct aiordma_provider *provider,
-                              struct ibv_pd *domain, void *address, size_t length, uint64_t iova,
-                              int access)
-{
-    *made = provider->reg_mr_iova(domain, address, length, iova, access);
-}
-
-void aiordma_make_reg_mr_iova2(struct ibv_mr **made, const struct aiordma_provider *provider,
-                               struct ibv_pd *domain, void *address, size_t length, uint64_t iova,
-                               unsigned int access)
-{
-    *made = provider->reg_mr_iova2(domain, address, length, iova, access);
-}
-
-void aiordma_make_reg_dmabuf_mr(struct ibv_mr **made, const struct aiordma_provider *provider,
-                                struct ibv_pd *domain, uint64_t offset, size_t length,
-                                uint64_t iova, int fd, int access)
-{
-    *made = provider->reg_dmabuf_mr(domain, offset, length, iova, fd, access);
-}
-
-void aiordma_make_open_device(struct ibv_context **made, const struct aiordma_provider *provider,
-                              struct ibv_device *device)
-{
-    *made = provider->open_device(device);
-}
-
-void aiordma_make_create_comp_channel(struct ibv_comp_channel **made,
-                                      const struct aiordma_provider *provider,
-                                      struct ibv_context *context)
-{
-    *made = provider->create_comp_channel(context);
-}
-
-void aiordma_make_create_cq(struct ibv_cq **made, const struct aiordma_provider *provider,
-                            struct ibv_context *context, int entries, void *cq_context,
-                            struct ibv_comp_channel *channel, int vector)
-{
-    *made = provider->create_cq(context, entries, cq_context, channel, vector);
-}
-
-void aiordma_make_create_qp(struct ibv_qp **made, const struct aiordma_provider *provider,
-                            struct ibv_pd *domain, struct ibv_qp_init_attr *attr)
-{
-    *made = provider->create_qp(domain, attr);
-}
-
-void aiordma_make_create_srq(struct ibv_srq **made, const struct aiordma_provider *provider,
-                             struct ibv_pd *domain, struct ibv_srq_init_attr *attr)
-{
-    *made = provider->create_srq(domain, attr);
-}
-
-void aiordma_make_create_ah(struct ibv_ah **made, const struct aiordma_provider *provider,
-                            struct ibv_pd *domain, struct ibv_ah_attr *attr)
-{
-    *made = provider->create_ah(domain, attr);
-}
-
-void aiordma_make_create_event_channel(struct rdma_event_channel **made,
-                                       const struct aiordma_provider *provider)
-{
-    *made = provider->create_event_channel();
-}
-
 struct ibv_mw *aiordma_alloc_window(struct ibv_pd *domain, uint32_t type)
 {
     return ibv_alloc_mw(domain, (enum ibv_mw_type)type);
-}
-
-void aiordma_make_window(struct ibv_mw **made, struct ibv_pd *domain, uint32_t type)
-{
-    *made = aiordma_alloc_window(domain, type);
 }
 
 int aiordma_dealloc_window(struct ibv_mw *window)
@@ -175,13 +93,6 @@ struct ibv_cq *aiordma_create_cq_ex(struct ibv_context *context, uint32_t entrie
     struct ibv_cq_ex *queue = ibv_create_cq_ex(context, &attr);
 
     return queue ? ibv_cq_ex_to_cq(queue) : NULL;
-}
-
-void aiordma_make_cq_ex(struct ibv_cq **made, struct ibv_context *context, uint32_t entries,
-                        struct ibv_comp_channel *channel, uint32_t vector, uint32_t flags,
-                        uint64_t wc_flags)
-{
-    *made = aiordma_create_cq_ex(context, entries, channel, vector, flags, wc_flags);
 }
 
 /* Copy the current completion. man ibv_create_cq_ex: of a failure, only these three are valid. */

@@ -22,44 +22,8 @@ int aiordma_next_async_event(const struct aiordma_provider *provider, struct ibv
 int aiordma_query_device(const struct aiordma_provider *provider, struct ibv_context *context,
                          struct ibv_device_attr_ex *attr);
 
-/*
- * Call a function of the provider's table that creates an object, and store its result, or NULL with
- * errno set. The caller has the memory for it before the call: Python can find none for the result
- * of a call, and the object would be lost.
- */
-void aiordma_make_alloc_pd(struct ibv_pd **made, const struct aiordma_provider *provider,
-                           struct ibv_context *context);
-void aiordma_make_reg_mr(struct ibv_mr **made, const struct aiordma_provider *provider,
-                         struct ibv_pd *domain, void *address, size_t length, int access);
-void aiordma_make_reg_mr_iova(struct ibv_mr **made, const struct aiordma_provider *provider,
-                              struct ibv_pd *domain, void *address, size_t length, uint64_t iova,
-                              int access);
-void aiordma_make_reg_mr_iova2(struct ibv_mr **made, const struct aiordma_provider *provider,
-                               struct ibv_pd *domain, void *address, size_t length, uint64_t iova,
-                               unsigned int access);
-void aiordma_make_reg_dmabuf_mr(struct ibv_mr **made, const struct aiordma_provider *provider,
-                                struct ibv_pd *domain, uint64_t offset, size_t length,
-                                uint64_t iova, int fd, int access);
-void aiordma_make_open_device(struct ibv_context **made, const struct aiordma_provider *provider,
-                              struct ibv_device *device);
-void aiordma_make_create_comp_channel(struct ibv_comp_channel **made,
-                                      const struct aiordma_provider *provider,
-                                      struct ibv_context *context);
-void aiordma_make_create_cq(struct ibv_cq **made, const struct aiordma_provider *provider,
-                            struct ibv_context *context, int entries, void *cq_context,
-                            struct ibv_comp_channel *channel, int vector);
-void aiordma_make_create_qp(struct ibv_qp **made, const struct aiordma_provider *provider,
-                            struct ibv_pd *domain, struct ibv_qp_init_attr *attr);
-void aiordma_make_create_srq(struct ibv_srq **made, const struct aiordma_provider *provider,
-                             struct ibv_pd *domain, struct ibv_srq_init_attr *attr);
-void aiordma_make_create_ah(struct ibv_ah **made, const struct aiordma_provider *provider,
-                            struct ibv_pd *domain, struct ibv_ah_attr *attr);
-void aiordma_make_create_event_channel(struct rdma_event_channel **made,
-                                       const struct aiordma_provider *provider);
-
 /* ibv_alloc_mw and ibv_dealloc_mw. NULL with errno set, and 0 or a positive errno. */
 struct ibv_mw *aiordma_alloc_window(struct ibv_pd *domain, uint32_t type);
-void aiordma_make_window(struct ibv_mw **made, struct ibv_pd *domain, uint32_t type);
 int aiordma_dealloc_window(struct ibv_mw *window);
 
 /*
@@ -75,9 +39,6 @@ int aiordma_outwait_receiving(void);
 struct ibv_cq *aiordma_create_cq_ex(struct ibv_context *context, uint32_t entries,
                                     struct ibv_comp_channel *channel, uint32_t vector,
                                     uint32_t flags, uint64_t wc_flags);
-void aiordma_make_cq_ex(struct ibv_cq **made, struct ibv_context *context, uint32_t entries,
-                        struct ibv_comp_channel *channel, uint32_t vector, uint32_t flags,
-                        uint64_t wc_flags);
 
 /*
  * Take up to `most` completions of an extended queue that has timestamps, each with its timestamp.
