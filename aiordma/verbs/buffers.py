@@ -24,8 +24,9 @@ def registrable_view(memory: RegistrableMemory, call: str) -> memoryview:
     """Return a view of the memory as bytes. Raises the errors of `flat_view` and `foreign_view`,
     with the name of the called function."""
     where = f"{call}(): buffer"
+    given: Any = memory
     try:
-        return flat_view(cast("Buffer", memory), where)
+        return flat_view(given, where)
     except (TypeError, ValueError) as error:  # ValueError: also elements that have no buffer format
         if _holds_objects(memory):
             raise

@@ -10,7 +10,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from aiordma._base.arguments import data, instance, member, resource, whole_number, wrong_value
+from aiordma._base.arguments import (
+    data,
+    instance,
+    member,
+    whole_number,
+    wrong_type,
+    wrong_value,
+)
 from aiordma._base.connection_parameters import (
     MAX_ACCEPT_PRIVATE_DATA,
     MAX_CONNECT_PRIVATE_DATA,
@@ -53,6 +60,9 @@ __all__ = ("Event", "EventChannel", "Identifier")
 _CONNECT = (MAX_CONNECT_PRIVATE_DATA, MAX_DATAGRAM_CONNECT_PRIVATE_DATA)
 _ACCEPT = (MAX_ACCEPT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
 _REJECT = (MAX_REJECT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
+
+
+_PORT_SPACES = {int(each): each for each in PortSpace}
 
 
 def _explained(error: VerbsCallError, host: str, port: int | None = None) -> VerbsCallError:
@@ -100,9 +110,12 @@ class Identifier(Resource):
     def __init__(
         self, channel: EventChannel, port_space: PortSpace = PortSpace.TCP, *, key: int = 0
     ) -> None:
-        resource(channel, "channel", "an EventChannel", "Identifier")
-        port_space = member(port_space, "port_space", PortSpace, "Identifier")
-        key = whole_number(key, "key", 0, 2**64 - 1, "Identifier")
+        if not hasattr(channel, "pointer"):
+            raise wrong_type(channel, "channel", "an EventChannel", "Identifier")
+        if type(port_space) is not PortSpace:
+            port_space = member(port_space, "port_space", PortSpace, "Identifier")
+        if key or type(key) is not int:
+            key = whole_number(key, "key", 0, 2**64 - 1, "Identifier")
         super().__init__(channel)
         self.provider: Provider = channel.provider
         self.channel: EventChannel = channel
@@ -112,7 +125,7 @@ class Identifier(Resource):
         try:
             self.pointer: Any = self._adopt(key) if key else self._make(port_space)
             self.key: int = key or int(ffi.cast("uintptr_t", self.pointer))
-            self.port_space: PortSpace = PortSpace(self.pointer.ps)
+            self.port_space: PortSpace = _PORT_SPACES[self.pointer.ps]
         except BaseException:
             self._give_up()
             raise
@@ -128,8 +141,8 @@ class Identifier(Resource):
 
     def _make(self, port_space: PortSpace) -> Any:
         made = ffi.new("struct rdma_cm_id **")
-        result = self.provider.create_id(self.channel.pointer, made, ffi.NULL, port_space)
-        check_minus_one(result, "rdma_create_id")
+        if self.provider.create_id(self.channel.pointer, made, ffi.NULL, port_space):
+            check_minus_one(-1, "rdma_create_id")
         return made[0]
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import cache
 from mmap import PAGESIZE
 from typing import Any, TypeAlias
 
@@ -40,7 +41,11 @@ __all__ = (
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
-_NOT_EVERY_DEVICE = Access.ON_DEMAND | Access.HUGETLB | Access.MW_BIND
+_LOCAL_WRITE, _ZERO_BASED = int(Access.LOCAL_WRITE), int(Access.ZERO_BASED)
+_REMOTE_WRITING = int(REMOTE_WRITING)
+_NOT_EVERY_DEVICE = int(Access.ON_DEMAND | Access.HUGETLB | Access.MW_BIND)
+"""Numbers, because operations of an IntFlag take long."""
+_access_of = cache(Access)
 _OPTIONAL = lib.IBV_ACCESS_OPTIONAL_RANGE
 _BYTES = "its bytes are its view, and bytes(...) copies them"
 _SIW = 0x626D74
@@ -272,12 +277,12 @@ class MemoryRegion(RegionBase, Resource):
         try:
             self.domain: ProtectionDomain = domain
             self.access: Access = access
-            self._writable: bool = bool(access & Access.LOCAL_WRITE)
             self._access: int = int(access)
+            self._writable: bool = self._access & _LOCAL_WRITE != 0
             self._users: int = 0  # posted requests that use a part of it
             self._retired: bool = False
             self._outwaits: bool = (
-                bool(access & REMOTE_WRITING) and domain.context.query().vendor_id == _SIW
+                self._access & _REMOTE_WRITING != 0 and domain.context.query().vendor_id == _SIW
             )
             """Whether deregistering has to wait until the device has placed what it was placing."""
             self._uncertain: memoryview | None = None
@@ -300,13 +305,13 @@ class MemoryRegion(RegionBase, Resource):
     def _register(self, iova: int | None) -> Any:
         provider, pointer, length = self.domain.provider, self.domain.pointer, self.length
         start = ffi.cast("void *", self.address)
-        access = int(self.access)
+        access = self._access
         arguments: tuple[int, ...]
-        if self.access & Access.ZERO_BASED:
+        if access & _ZERO_BASED:
             if iova:
                 raise ValueError(f"MemoryRegion(): iova={iova:#x}: ZERO_BASED means iova=0")
             # No driver supports the flag; an iova of 0 has the same effect (man ibv_reg_mr).
-            iova, access = 0, access & ~Access.ZERO_BASED
+            iova, access = 0, access & ~_ZERO_BASED
         if iova is not None:
             _check_iova(self.domain, self.address, length, iova)
             self.address = iova
@@ -452,7 +457,8 @@ class MemoryRegion(RegionBase, Resource):
         if home is not self.domain:
             self._move(home)
         self.domain, self.access, self._view = home, wanted, view
-        self._writable, self._access = bool(wanted & Access.LOCAL_WRITE), int(wanted)
+        self._access = int(wanted)
+        self._writable = self._access & _LOCAL_WRITE != 0
         self._start, self.address, self.length = start, address, len(view)
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
         self._usable, self._uncertain = True, None
@@ -625,20 +631,21 @@ def checked_access(
     if not length:
         raise ValueError(f"{call}(): buffer: an empty buffer cannot be registered")
     if access is None:
-        return Access(0) if readonly else Access.LOCAL_WRITE
+        return _access_of(0 if readonly else _LOCAL_WRITE)
     if isinstance(access, bool) or not isinstance(access, int):
         flags = "flags such as Access.REMOTE_READ | Access.REMOTE_WRITE"
         raise wrong_type(access, "access", flags, call)
-    access = Access(whole_number(access, "access", 0, 2**31 - 1, call))
-    if access & REMOTE_WRITING:
-        access |= Access.LOCAL_WRITE
-    if readonly and access & Access.LOCAL_WRITE:
+    number = whole_number(access, "access", 0, 2**31 - 1, call)
+    if number & _REMOTE_WRITING:
+        number |= _LOCAL_WRITE
+    access = _access_of(number)
+    if readonly and number & _LOCAL_WRITE:
         raise TypeError(
             f"{call}(): buffer={shown(memory)}: {type(memory).__name__} is read-only, and "
             f"access={names_of(access)} lets the device write to it: register a bytearray, or "
             "another writable buffer"
         )
-    if access & _NOT_EVERY_DEVICE:
+    if number & _NOT_EVERY_DEVICE:
         device, name = domain.context.query(), domain.context.device_name
         if access & Access.HUGETLB and not access & Access.ON_DEMAND:
             raise ValueError(f"{call}(): access={names_of(access)}: HUGETLB goes with ON_DEMAND")

@@ -10,9 +10,9 @@ from aiordma._base.arguments import (
     instance,
     member,
     nearest,
-    resource,
     whole_number,
     within_device,
+    wrong_type,
 )
 from aiordma._base.enums import (
     Access,
@@ -77,26 +77,36 @@ class Capacity:
             ValueError: a size is out of range. The text has the attribute, its value and the limit.
         """
         device = context.query()
-        limits = {
-            "max_send_wr": device.max_qp_wr,
-            "max_recv_wr": device.max_qp_wr,
-            "max_send_sge": device.max_sge,
-            "max_recv_sge": device.max_sge,
-        }
-        for name, limit in limits.items():
-            value = whole_number(getattr(self, name), name, -(2**63), 2**63)
-            within_device(value, name, 0, limit, context.device_name)
-        whole_number(self.max_inline_data, "max_inline_data", 0, 2**32 - 1)
+        for name, value, limit in (
+            ("max_send_wr", self.max_send_wr, device.max_qp_wr),
+            ("max_recv_wr", self.max_recv_wr, device.max_qp_wr),
+            ("max_send_sge", self.max_send_sge, device.max_sge),
+            ("max_recv_sge", self.max_recv_sge, device.max_sge),
+        ):
+            if type(value) is not int or not 0 <= value <= limit:
+                value = whole_number(value, name, -(2**63), 2**63)
+                within_device(value, name, 0, limit, context.device_name)
+        if type(self.max_inline_data) is not int or not 0 <= self.max_inline_data < 2**32:
+            whole_number(self.max_inline_data, "max_inline_data", 0, 2**32 - 1)
 
     def _fill(self, raw: Any) -> None:
         """Write the fields to a struct ibv_qp_cap."""
-        for name in Capacity.__dataclass_fields__:
-            setattr(raw, name, getattr(self, name))
+        raw.max_send_wr = self.max_send_wr
+        raw.max_recv_wr = self.max_recv_wr
+        raw.max_send_sge = self.max_send_sge
+        raw.max_recv_sge = self.max_recv_sge
+        raw.max_inline_data = self.max_inline_data
 
     @classmethod
     def _read(cls, raw: Any) -> "Capacity":
         """Read a struct ibv_qp_cap."""
-        return cls(**{name: getattr(raw, name) for name in cls.__dataclass_fields__})
+        return cls(
+            raw.max_send_wr,
+            raw.max_recv_wr,
+            raw.max_send_sge,
+            raw.max_recv_sge,
+            raw.max_inline_data,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +233,20 @@ def checked_service(
         TypeError: an argument has the wrong type.
         ValueError: the service is none.
     """
-    resource(domain, "domain", "a ProtectionDomain", call)
-    resource(send_queue, "send_queue", "a CompletionQueue", call)
-    resource(receive_queue, "receive_queue", "a CompletionQueue", call)
-    instance(capacity, "capacity", Capacity, call)
+    used: list[tuple[object, str, str]] = [
+        (domain, "domain", "a ProtectionDomain"),
+        (send_queue, "send_queue", "a CompletionQueue"),
+        (receive_queue, "receive_queue", "a CompletionQueue"),
+    ]
     if shared_receive is not None:
-        resource(shared_receive, "shared_receive", "a RawSharedReceiveQueue", call)
+        used.append((shared_receive, "shared_receive", "a RawSharedReceiveQueue"))
+    for value, name, expected in used:
+        if not hasattr(value, "pointer"):
+            raise wrong_type(value, name, expected, call)
+    if not isinstance(capacity, Capacity):
+        raise wrong_type(capacity, "capacity", "a Capacity", call)
+    if type(service) is QueuePairType:
+        return service
     return member(service, "service", QueuePairType, call)
 
 
