@@ -189,6 +189,7 @@ class Context(Resource):
         self.pointer: Any = pointer
         self._owned = owned
         self._attributes: DeviceAttributes | None = None
+        self._ports: dict[int, PortAttributes] = {}
         self._async_events = AsyncEvents(self)
         try:
             self.device_name: str = name_of(provider, pointer.device)
@@ -218,7 +219,7 @@ class Context(Resource):
             return "iwarp"
         if self.transport is not Transport.INFINIBAND:
             return "other"
-        return "roce" if self.query_port(1).link_layer is LinkLayer.ETHERNET else "infiniband"
+        return "roce" if self._constant_port(1).link_layer is LinkLayer.ETHERNET else "infiniband"
 
     def query(self) -> DeviceAttributes:
         """Return the device's identity and limits. Only the first call queries the device, because
@@ -257,6 +258,16 @@ class Context(Resource):
         result = lib.aiordma_query_port(self.provider.table, self.pointer, port, raw)
         check_positive_errno(result, "ibv_query_port")
         return read_port(raw)
+
+    def _constant_port(self, port: int) -> PortAttributes:
+        """Return a port's attributes as the first call read them: for those that do not change
+        while the device is open, such as max_msg_sz, gid_tbl_len and link_layer.
+
+        Raises: as `query_port`.
+        """
+        if port not in self._ports:
+            self._ports[port] = self.query_port(port)
+        return self._ports[port]
 
     def query_gid(self, port: int = 1, index: int = 0) -> bytes:
         """Return an entry of a port's GID table: 16 bytes.
@@ -318,7 +329,7 @@ class Context(Resource):
         """
         self._require_open()
         ports = range(1, self.query().phys_port_cnt + 1)
-        most = sum(self.query_port(port).gid_tbl_len for port in ports)
+        most = sum(self._constant_port(port).gid_tbl_len for port in ports)
         raw = ffi.new("struct ibv_gid_entry[]", max(1, most))
         size = ffi.sizeof("struct ibv_gid_entry")
         count = self.provider.query_gid_table(self.pointer, raw, most, 0, size)
