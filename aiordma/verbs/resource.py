@@ -50,7 +50,7 @@ class Resource:
 
     If the driver refuses to destroy an object because it is in use (EBUSY), the object stays open,
     and the close can be repeated. After any other failure, the device may use the object and its
-    memory for ever: the object leaks. It is closed, but it stays for the life of the process, with
+    memory forever: the object leaks. It is closed, but it stays for the life of the process, with
     all that it refers to. Every further close raises the same error, and so does every close of an
     object that it was created on.
 
