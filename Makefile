@@ -139,17 +139,6 @@ test: venv
 	$(TEST_BED) summary software rxe0 siw0 || status=1; \
 	exit $$status
 
-# The second run: the unit tests on the backend in Python, without those that it does not change:
-# the software device and programs in C, pages, declarations, what starts tests itself, and what
-# takes each backend in turn.
-# 5: ARGS chose none of these.
-ON_EITHER_BACKEND = $(wildcard tests/unit/test_software_*.py tests/unit/test_vm_*.py \
-	tests/unit/test_documentation*.py tests/unit/test_*_page.py) $(addprefix tests/unit/test_, \
-	bench_native.py bench_options.py bench_rows.py bench_statistics.py build.py capture.py \
-	cli_mistakes.py connection_manager_events.py descriptors.py \
-	docstrings.py doctor.py engines.py enums.py forked.py layers.py native.py \
-	parameters.py public_surface.py pytest_plugin.py rcopy.py rsocket_inputs.py sanitizers.py \
-	socket_address.py states.py stream_protocol.py stream_vectors.py typing.py wheel.py)
 PARALLEL = .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	--max-worker-restart=0
 # Clusters, in processes of their own, too, are test-dask's.
@@ -158,27 +147,16 @@ DASK = $(addprefix tests/dask/test_, frames.py channel.py)
 # last: the others compare what a process has open before and after each test.
 IN_SOFTWARE = tests/faults tests/docs tests/soak tests/attacks tests/device $(DASK) \
 	$(addprefix tests/, valkey interop/test_decoded.py unit)
-ON_PYTHON = AIORDMA_BACKEND=python AIORDMA_TEST_LOOPS=asyncio AIORDMA_TEST_DEVICE=software
-# Both runs at the same time: much of either one's time is spent waiting.
 test-software: venv
-	@mkdir -p $(RESULTS)
-	@status=0; \
-	$(ON_PYTHON) .venv/bin/python -m pytest $(call tests_of,tests/unit) \
-		$(addprefix --ignore=,$(ON_EITHER_BACKEND)) $(call report_to,python-backend) \
-		>$(RESULTS)/python-backend.log 2>&1 & \
-	AIORDMA_RESULTS=$(RESULTS) AIORDMA_TEST_DEVICE=software $(PARALLEL) \
-		$(call tests_of,$(IN_SOFTWARE)) $(call report_to,software) \
-		|| status=1; \
-	wait $$! || test $$? = 5 || status=1; \
-	echo "The backend in Python:"; cat $(RESULTS)/python-backend.log; \
-	exit $$status
+	@AIORDMA_RESULTS=$(RESULTS) AIORDMA_TEST_DEVICE=software $(PARALLEL) \
+		$(call tests_of,$(IN_SOFTWARE)) $(call report_to,software)
 
 # Modules of several seconds each: most compile programs, start them, or wait for a time limit.
 SLOW = $(addprefix tests/unit/test_, bench_native.py buffer_cycles.py build.py \
 	cli_mistakes.py descriptors.py engine_safety.py \
-	engines.py forked.py interpreters.py \
+	forked.py interpreters.py \
 	interrupts.py \
-	native.py pytest_plugin.py software_handshake.py \
+	native.py polling_loop.py pytest_plugin.py software_handshake.py \
 	software_held.py software_identifiers.py software_no_memory.py software_silence.py \
 	software_streams.py software_truncated.py stream_peers.py wheel.py) \
 	$(addprefix tests/device/test_, bench.py cli.py cp.py dead_peers.py disconnect_storms.py fork.py \
@@ -189,7 +167,7 @@ test-quick: venv
 	@status=0; \
 	AIORDMA_TEST_LOOPS=asyncio AIORDMA_TEST_DEVICE=software $(PARALLEL) $(call tests_of,tests/unit tests/device) \
 		$(addprefix --ignore=,$(SLOW)) $(call report_to,quick) || status=1; \
-	echo "make test-quick leaves out uvloop and trio; the backend in Python; rxe and siw with the"; \
+	echo "make test-quick leaves out uvloop and trio; rxe and siw with the"; \
 	echo "tests beside C programs; tests/dask, tests/valkey, tests/faults, tests/attacks, tests/docs, tests/soak; and these slow modules:"; \
 	echo "$(SLOW)" | fmt -w 96; \
 	echo "make test runs them all."; \

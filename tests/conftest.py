@@ -29,7 +29,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 DEVICE = os.environ.get("AIORDMA_TEST_DEVICE", "software")
 EVERYTHING = os.environ.get("AIORDMA_TEST_ALL", "0") not in ("", "0")
-ON_PYTHON = os.environ.get("AIORDMA_BACKEND") == "python"
 RESULTS = os.environ.get("AIORDMA_RESULTS")
 KINDS = ("unit", "device", "dask", "valkey", "interop", "faults", "attacks", "docs", "soak")
 
@@ -85,7 +84,7 @@ def _bounded(test: Any) -> Any:
 def _is_left_out(item: pytest.Item) -> bool:
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     if DEVICE == "software":
-        return ON_PYTHON and "engine" in parameters
+        return False
     if item.get_closest_marker("natively"):
         return True
     if EVERYTHING:
@@ -104,9 +103,6 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     is what the loop does with the device, and then on one of the kernel's devices: on asyncio's,
     and what asyncio's transports do (the fixture `run`) on aiordma's own. A test that no device can
     change runs natively only, and one of what lies above the verbs on one of the kernel's devices.
-
-    The run on the backend in Python leaves out the tests with a parameter `engine`: their programs
-    have taken each backend in turn before.
     """
     if out := {item for item in items if _is_left_out(item)}:
         config.hook.pytest_deselected(items=list(out))

@@ -10,8 +10,8 @@ from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._datagram.endpoint import DatagramEndpoint
 from aiordma._endpoint.arrivals import Arrivals
 from aiordma._endpoint.endpoint import Endpoint
+from aiordma._native import Drain
 from aiordma._requests.pool import BufferPool
-from aiordma._requests.select import Drain
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import CompletionQueue, QueuePair

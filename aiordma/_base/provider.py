@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 from aiordma._base.arguments import text
-from aiordma._base.backend import require_known_backend
 from aiordma._base.errors import (
     DeviceRequirementError,
     ForkError,
@@ -139,9 +138,7 @@ def rdma_core() -> Provider:
 
     Raises:
         NoDeviceError: one of the two is not installed; the message names the packages.
-        ValueError: AIORDMA_BACKEND names no backend.
     """
-    require_known_backend()
     try:
         table = load_rdma_core()
     except OSError as error:
@@ -159,10 +156,9 @@ def software() -> Provider:
 
     Raises:
         ValueError: AIORDMA_SOFTWARE_HELD_MIB or AIORDMA_CAPTURE_MIB, which are read at the first
-            call, is not a whole number of at least 1; or the file AIORDMA_CAPTURE cannot be
-            written; or AIORDMA_BACKEND names no backend.
+            call, is not a whole number of at least 1, or the file AIORDMA_CAPTURE cannot be
+            written.
     """
-    require_known_backend()
     limit = os.environ.get(HELD_MIB)
     if limit is not None:
         limit_held(limit)

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from aiordma._base.backend import BACKEND
 from aiordma._base.enums import Access, WorkRequestOpcode
 from aiordma._base.errors import NoMemoryError, NotPostedError, NotSupportedError, VerbsCallError
 from aiordma._base.ranges import RemoteMemory
@@ -22,10 +21,9 @@ from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.staging import PARTS, Staged, Staging, several
 from aiordma._endpoint.windows import BoundWindow
 from aiordma._loop.event_loop import protected
-from aiordma._native import c_backend
+from aiordma._native import ChainPort, calls_port, end_chain
 from aiordma._requests.credits import Slot
 from aiordma._requests.request import WorkRequest, fail_all
-from aiordma._requests.select import ChainPort, calls_port
 from aiordma.verbs import LocalMemory, MemorySlice, MemoryWindow, SendWork
 
 __all__ = ("Chain",)
@@ -177,7 +175,7 @@ class Chain:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if BACKEND == "c" and c_backend.end_chain(self, kind, error, trace):
+        if end_chain(self, kind, error, trace):
             return  # all requests are plain, and are posted
         if self._port.error:
             self._sink.raise_refused()

@@ -39,9 +39,9 @@ from aiordma._endpoint.endpoint import Endpoint, SharedReceives
 from aiordma._endpoint.registration import register, register_dmabuf, register_in_thread
 from aiordma._endpoint.staging import PARTS, THREAD_LIMIT, Staging, several
 from aiordma._endpoint.windows import BoundWindow, check_window_memory
+from aiordma._native import calls_port
 from aiordma._requests.registrations import RegistrationCache
 from aiordma._requests.request import WorkRequest
-from aiordma._requests.select import calls_port
 from aiordma.verbs import (
     Context,
     DmabufRegion,

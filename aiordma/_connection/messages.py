@@ -16,7 +16,7 @@ from aiordma._base.errors import detached
 from aiordma._base.states import ConnectionState
 from aiordma._endpoint.arrivals import Arrivals
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._requests.select import PooledReceives
+from aiordma._native import PooledReceives
 
 __all__ = ("Blocks", "Message", "MessageQueue")
 

@@ -52,10 +52,9 @@ from aiordma._endpoint.staging import Staged, Staging, register_memory
 from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
 from aiordma._loop.threads import Calls, outwait
-from aiordma._native import Slots
+from aiordma._native import OpenRequests, PooledReceives, SharedPort, Slots
 from aiordma._requests.pool import BufferPool
-from aiordma._requests.request import OpenRequests, WorkRequest
-from aiordma._requests.select import PooledReceives, SharedPort
+from aiordma._requests.request import WorkRequest
 from aiordma._requests.unretrieved import Unretrieved
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import AtLoopEnd, Reactor

@@ -12,7 +12,7 @@ from aiordma._connection.connection import Connection
 from aiordma._connection.messages import MessageQueue
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.event_loop import Timer
-from aiordma._requests.select import ArrivalQueue
+from aiordma._native import ArrivalQueue
 from aiordma._runtime.hub import DeviceHub
 
 __all__ = ("SharedReceiveMembers",)

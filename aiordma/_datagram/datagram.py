@@ -27,11 +27,10 @@ from aiordma._datagram.peer import MOST_QKEY, MOST_QP_NUM, DatagramPeer
 from aiordma._datagram.resolution import resolve_peer
 from aiordma._endpoint.registration import register, register_in_thread
 from aiordma._endpoint.staging import PARTS, Staging, call_of, several
-from aiordma._native import ffi
+from aiordma._native import calls_port, ffi
 from aiordma._requests.credits import Slot
 from aiordma._requests.pool import Lease
 from aiordma._requests.request import WorkRequest
-from aiordma._requests.select import calls_port
 from aiordma._runtime.address_lookup import checked_host, checked_port
 from aiordma.verbs import (
     GRH_BYTES,

@@ -4,7 +4,7 @@ InfiniBand, and RoCE over IPv6, write a header of 40 bytes there. RoCE v2 over I
 header to the last 20 bytes, and the first 20 are undefined (man ibv_create_ah_from_wc).
 """
 
-from aiordma._native import c_backend
+from aiordma._native import grh_ends
 
 __all__ = ("is_multicast", "source_and_destination")
 
@@ -17,8 +17,7 @@ def source_and_destination(grh: bytes) -> tuple[bytes, bytes]:
     Raises:
         ValueError: the header does not have 40 bytes.
     """
-    ends: tuple[bytes, bytes] = c_backend.grh_ends(grh)
-    return ends
+    return grh_ends(grh)
 
 
 def is_multicast(gid: bytes) -> bool:

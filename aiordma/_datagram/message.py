@@ -7,8 +7,7 @@ from aiordma._base.enums import WorkCompletionFlag
 from aiordma._datagram.grh import is_multicast, source_and_destination
 from aiordma._datagram.peer import DatagramPeer
 from aiordma._native import DatagramFields as DatagramArrival
-from aiordma._native import SendersBase, given
-from aiordma._requests.select import DatagramReceive
+from aiordma._native import DatagramReceive, SendersBase, given
 from aiordma.verbs import GRH_BYTES, AddressVector, Context, WorkCompletion
 
 __all__ = ("DatagramArrival", "DatagramMessage", "DatagramReceive", "Senders")
@@ -87,16 +86,6 @@ class Senders(SendersBase):
             lid=completion.slid,
             service_level=completion.sl,
         )
-
-    # -- for the backend in Python --------------------------------------------------------------
-
-    def arrival(self, grh: bytes, completion: WorkCompletion) -> "DatagramArrival":
-        """Return the arrival of a datagram in the program's memory."""
-        return DatagramArrival(grh, completion, self)
-
-    def message(self, received: memoryview, completion: WorkCompletion) -> "DatagramMessage":
-        """Return a datagram that arrived in a block."""
-        return DatagramMessage(received, completion, self)
 
 
 @given("datagram")

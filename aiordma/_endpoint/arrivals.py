@@ -18,8 +18,7 @@ from aiordma._base.enums import QueuePairType
 from aiordma._base.errors import BusyError, NoMemoryError, RdmaError, cause_text, detached
 from aiordma._base.states import ConnectionState
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._requests.pool import Lease
-from aiordma._requests.select import ArrivalQueue, ArrivalView, PooledReceives
+from aiordma._native import ArrivalQueue, ArrivalView, Lease, PooledReceives
 
 __all__ = ("Arrivals", "chain_length")
 
@@ -155,7 +154,6 @@ class Arrivals:
                 queue.set_waiter(waiter)
                 await waiter.wait()
         finally:
-            queue.busy = False  # first: an interrupt can end the call, with the backend in Python
             queue.end_wait()
             queue.at_once = at_once
 

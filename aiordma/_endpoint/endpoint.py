@@ -56,9 +56,9 @@ from aiordma._endpoint.work_queues import ReceiveQueue, SendQueue
 from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
 from aiordma._loop.threads import Calls, close_unwanted, in_thread, outwait
+from aiordma._native import OpenRequests, Port
 from aiordma._requests.pool import BufferPool
-from aiordma._requests.request import OpenRequests, WorkRequest
-from aiordma._requests.select import Port
+from aiordma._requests.request import WorkRequest
 from aiordma._requests.unretrieved import Unretrieved
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor

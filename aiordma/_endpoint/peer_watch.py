@@ -7,7 +7,7 @@ from aiordma._base.socket_address import SocketAddress
 from aiordma._endpoint.keepalive import KEEPALIVE, Keepalive, Probe
 from aiordma._endpoint.work_queues import SendQueue
 from aiordma._loop.event_loop import EventLoop
-from aiordma._requests.request import OpenRequests
+from aiordma._native import OpenRequests
 from aiordma._runtime.tcp_silence import TcpSilence
 
 __all__ = ("PeerWatch",)

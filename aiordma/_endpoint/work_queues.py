@@ -18,10 +18,9 @@ from aiordma._base.errors import (
     detached,
 )
 from aiordma._endpoint.staging import Staged
-from aiordma._native import ffi
+from aiordma._native import ChainPort, OpenRequests, ffi
 from aiordma._requests.credits import Credits, Slot
-from aiordma._requests.request import Holdable, OpenRequests, RequestOwner, WorkRequest, fail_all
-from aiordma._requests.select import ChainPort
+from aiordma._requests.request import Holdable, RequestOwner, WorkRequest, fail_all
 from aiordma._runtime.hub import DeviceHub
 from aiordma.verbs import MemorySlice, MemoryWindow, QueuePair, SendWork
 from aiordma.verbs.send_work import pack_chain

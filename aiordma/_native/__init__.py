@@ -1,21 +1,19 @@
-"""The only door to C: no other module imports the compiled binding.
+"""The only door to C: no other module imports the compiled extensions.
 
 `ffi` and `lib` are cffi's, for everything but the hot path. `lib` has our own C functions, the
 inline verbs behind them, and the constants; every call that lives in libibverbs or librdmacm goes
 through a provider's table (provider.h): rdma-core's, or that of the software device. Nothing is
 opened at import.
 
-`c_backend` is the hot path as Python objects written in C (engine/). What this module exports of it
-is used with both backends: registered memory, slots, completions, what a task waits for, and what
-cannot be written in Python (docs/design.md, "One data path, two backends"). The rest has a
-counterpart in Python: requests, the in-flight table, ports, the drain, arrivals, streams' paths.
-`_base/backend.py` chooses.
+The other names are the engine: the hot path as Python objects written in C (`engine/`, declared in
+`_engine.pyi`). docs/hot-path.md describes it.
 
 `leak` keeps an object that a device may still use, and all that it refers to, for the life of the
 process. It cannot fail, and nothing collects the object.
 
-Both are the process's, and work in its main interpreter only: in another one importing aiordma is
-an ImportError. They need the GIL: a free-threaded build of Python turns it on as it imports them.
+Both extensions are the process's, and work in its main interpreter only: in another one importing
+aiordma is an ImportError. They need the GIL: a free-threaded build of Python turns it on as it
+imports them.
 """
 
 from collections.abc import Callable
@@ -24,66 +22,101 @@ from typing import Any, TypeVar
 import aiordma._native._engine as _engine  # first: it refuses what is not the main interpreter
 from aiordma._native._binding import ffi, lib
 from aiordma._native._engine import (
+    BATCH,
+    ArrivalQueue,
+    ArrivalView,
+    ChainPort,
     CompletionFields,
     DatagramFields,
+    DatagramReceive,
+    Drain,
     HandleBase,
+    InFlightTable,
     Lease,
+    OpenRequests,
     Part,
     Pool,
+    PooledReceives,
+    Port,
     RegionBase,
     SendersBase,
+    SharedPort,
     Slab,
     Slots,
     Spinner,
+    StreamPath,
     Waiter,
     WindowBase,
+    WorkRequest,
+    begin_trace,
+    end_chain,
+    grh_ends,
     leak,
+    take_trace,
 )
 
 __all__ = (
+    "BATCH",
+    "DATA_PATH",
+    "ArrivalQueue",
+    "ArrivalView",
+    "ChainPort",
     "CompletionFields",
     "DatagramFields",
+    "DatagramReceive",
+    "Drain",
     "HandleBase",
+    "InFlightTable",
     "Lease",
+    "OpenRequests",
     "Part",
     "Pool",
+    "PooledReceives",
+    "Port",
     "RegionBase",
     "SendersBase",
+    "SharedPort",
     "Slab",
     "Slots",
     "Spinner",
+    "StreamPath",
     "Waiter",
     "WindowBase",
-    "c_backend",
+    "WorkRequest",
+    "begin_trace",
+    "calls_port",
+    "end_chain",
     "ffi",
     "given",
     "leak",
+    "grh_ends",
     "lib",
     "load_rdma_core",
     "load_software",
+    "take_trace",
 )
 
 Reference = TypeVar("Reference")
 
-
-def _joined(engine: Any) -> Any:
-    """Let the engine post and drain by the binding's data path (data_path.h)."""
-    engine.use_data_path(int(ffi.cast("uintptr_t", lib.aiordma_data_path())))
-    return engine
-
-
-c_backend: Any = _joined(_engine)
-"""The engine, joined with the binding."""
+DATA_PATH: int = _engine.use_data_path(int(ffi.cast("uintptr_t", lib.aiordma_data_path())))
+"""The address of the binding's data path (data_path.h), by which the engine posts and drains."""
 
 
 def given(part: str) -> Callable[[Reference], Reference]:
     """Decorate what the engine uses of Python's."""
 
     def give(reference: Reference) -> Reference:
-        c_backend.give(**{part: reference})
+        parts: Any = {part: reference}
+        _engine.give(**parts)
         return reference
 
     return give
+
+
+def calls_port(name: str) -> Callable[[Reference], Reference]:
+    """Decorate a method: a call goes to the method `name` of `self._port` first, without Python
+    code. The decorated method takes the general path, and runs only if that returns None."""
+    return lambda method: _engine.method(name, method)
 
 
 def load_rdma_core() -> Any:

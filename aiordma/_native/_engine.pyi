@@ -1,5 +1,6 @@
-# The hot path in C. Its counterparts in _requests/ and streams/path.py have docstrings.
-# `make lint` compares this file with the module (mypy's stubtest).
+# The engine. Its methods have docstrings in C (`help(Port)`). Those of public classes are repeated
+# here, for editors and the API reference: tests/unit/test_docstrings.py compares them. `make lint`
+# compares the rest of this file with the module (mypy's stubtest).
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
@@ -10,11 +11,13 @@ from aiordma._base.arguments import Buffer
 from aiordma._base.ranges import RemoteMemory
 from aiordma._loop.event_loop import Waiter as AnyWaiter
 from aiordma._requests.request import Holdable, RequestOwner
-from aiordma._requests.request import WorkRequest as AnyRequest
 from aiordma.verbs import MemorySlice, WorkCompletion
 
 _Entry = TypeVar("_Entry")
 _Function = TypeVar("_Function")
+
+BATCH: int
+"""Completions of one poll, at most."""
 
 def method(name: str, function: _Function, /) -> _Function: ...
 def give(
@@ -33,15 +36,30 @@ def grh_ends(grh: bytes, /) -> tuple[bytes, bytes]: ...
 def leak(kept: object, /) -> None: ...
 def begin_trace(limit: int, /) -> None: ...
 def take_trace() -> tuple[list[tuple[object, str, int, int, int, int, int]], int]: ...
-def use_data_path(address: int, /) -> None: ...
+def use_data_path(address: int, /) -> int: ...
 
 @final
 class PooledReceives:
+    """Posts blocks of a pool, in chains, and passes those that a message arrives in to a queue.
+
+    Args:
+        port: the port that posts them.
+        pool: the pool that `fill` leases them from.
+        refused: called with the errno of a failed post, 0 if the port was not usable. The blocks
+            that could not be posted are released.
+        members: the queues by queue pair number; None: `set_queue` sets the queue of all arrivals.
+    """
+
     chain: int
+    """The number of blocks that are posted together."""
     @property
-    def posted(self) -> int: ...
+    def posted(self) -> int:
+        """The number of posted blocks."""
+
     @property
-    def unposted(self) -> int: ...
+    def unposted(self) -> int:
+        """The number of blocks in the next chain."""
+
     def __new__(
         cls,
         port: Port | SharedPort,
@@ -56,15 +74,33 @@ class PooledReceives:
 
 @final
 class ArrivalQueue:
+    """The arrivals of one endpoint, for one task at a time.
+
+    Args:
+        owner: the Arrivals (`_endpoint/arrivals.py`), which wait for an arrival, and raise the
+            errors. Views call `enter`, `end_elsewhere`, `release_later` and `replace`.
+        receives: posts the blocks.
+        port: the endpoint's port.
+        pause: how many arrivals are handed out before other tasks run.
+        most_views: with so many views, nothing more can arrive.
+    """
+
     at_once: int
+    """How many arrivals were handed out since the task last paused."""
     busy: bool
+    """Whether a task is receiving."""
     fed: bool
+    """Whether blocks are posted for it."""
     @property
-    def arrived(self) -> int: ...
+    def arrived(self) -> int:
+        """The number of arrivals."""
+
     @property
     def pause(self) -> int: ...
     @property
-    def views(self) -> int: ...
+    def views(self) -> int:
+        """The number of blocks that the program holds by views."""
+
     @property
     def most_views(self) -> int: ...
     def __new__(
@@ -85,6 +121,8 @@ class ArrivalQueue:
 
 @final
 class ArrivalView:
+    """One arrival as a view of its block, in an `async with` block. Made by `ArrivalQueue.view`."""
+
     def __aenter__(self) -> Coroutine[Any, Any, memoryview]: ...
     def __aexit__(self, *error: object) -> Coroutine[Any, Any, None]: ...
     def __await__(self) -> Generator[Any, Any, Any]: ...
@@ -98,6 +136,32 @@ class ArrivalView:
 
 @final
 class StreamPath:
+    """The data path of a stream. See `streams/path.py`, which has its owner's interface.
+
+    Attributes:
+        owner: errors are reported to it.
+        on_readable: called when data has arrived, and at the end; None: nobody waits for it.
+        on_writable: called when there may be room to send again, and at the end; or None.
+        on_drained: called when `is_drained`, and at the end; or None. Each of the three may be
+            called twice in place of once.
+        is_cancelled: returns whether the running task is cancelled.
+        at_once: how many calls did not wait since the last one that paused.
+        receiving, sending, closed: of the stream: whether a task receives, or sends; whether it was
+            closed.
+        lacks_send: of the stream: whether a send was cancelled, and none has posted its data since.
+        failed: whether an error has ended the stream; what arrives is ignored.
+        lost_data: whether a message with data has failed: the peer may not have it.
+        at_eof: whether the peer sends no more data; there may still be data to read.
+        peer_disconnected: whether the peer has ended both directions.
+        uses_words: whether messages carry words.
+        readable: how many bytes can be read now.
+        writable: how many bytes the next message may have now, if it is not copied.
+        can_write: whether `write` and `write_registered` can post anything now.
+        is_drained: whether the device of the peer has everything that was written.
+        in_flight: the number of messages with data that the device may still read.
+        free_bytes, data_slots, control_slots: what is free for sending.
+    """
+
     owner: Any
     on_readable: Callable[[], object] | None
     on_writable: Callable[[], object] | None
@@ -202,11 +266,15 @@ class StreamTransfer:
 
 @final
 class InFlightTable(Generic[_Entry]):
+    """The entries of requests in flight, by slot. `add` and `take` take constant time."""
+
     def __new__(cls) -> Self: ...
     def __len__(self) -> int: ...
     def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
     @property
-    def slots(self) -> int: ...
+    def slots(self) -> int:
+        """The size of the table: at least the most live entries since the last `shrink`."""
+
     def add(self, entry: _Entry, /) -> int: ...
     def take(self, wr_id: int, /) -> _Entry | None: ...
     def age(self, slot: int, generation: int, /) -> bool: ...
@@ -293,22 +361,37 @@ class Slots:
 
 @final
 class OpenRequests:
+    """The requests of one queue pair that have not completed, oldest first, and the counters of
+    those that have."""
+
     def __new__(cls) -> Self: ...
     def counters(
         self,
     ) -> tuple[int, int, int, int, int, int, dict[int, int], dict[int, int]]: ...
     def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[AnyRequest]: ...
+    def __iter__(self) -> Iterator[WorkRequest]: ...
     def __contains__(self, request: object, /) -> bool: ...
-    def add(self, request: AnyRequest, /) -> None: ...
-    def discard(self, request: AnyRequest, /) -> None: ...
+    def add(self, request: WorkRequest, /) -> None: ...
+    def discard(self, request: WorkRequest, /) -> None: ...
 
 @final
 class Drain:
+    """Takes events of a completion channel, arms its queues, and delivers their completions.
+
+    Args:
+        hub: its `watch_over` is called by a post if the watchdog does not run (`watched`), its
+            `drain_soon` if completions are found that cannot be delivered at once (`scheduled` is
+            set until they are).
+        provider, channel: addresses of the C structs.
+        in_flight: the requests by wr_id.
+    """
+
     enabled: bool
+    """Whether the queues are polled; False once the device has failed."""
     watched: bool
     scheduled: bool
     wakes: int
+    """How often the channel was readable."""
     def __new__(
         cls, hub: object, provider: int, channel: int, in_flight: InFlightTable[Any]
     ) -> Self: ...
@@ -341,18 +424,42 @@ class Spinner:
 
 @final
 class Port:
+    """Posts requests on a queue pair. A method returns None if the port cannot handle the request;
+    the caller then takes the general path.
+
+    Args:
+        owner: the owner of the queue pair. Its `post_refused` raises the error of a refused post;
+            `doorbell_failed` is called if the device could not be notified of a post. It is also
+            the owner of the requests.
+        drain: the drain that delivers the completions.
+        sends: the send queue's slots.
+        receives: the receive queue's slots.
+        posted: the owner's requests in flight.
+        loop: asyncio's loop, or None.
+        domain: the protection domain of registered memory.
+    """
+
     ready: bool
+    """Whether sends may be posted."""
     can_send_datagrams: bool
     max_datagram: int
+    """The length of the longest datagram."""
     can_receive: bool
     can_read: bool
+    """Whether READs may be posted."""
     can_atomics: bool
     can_immediate: bool
+    """Whether requests may carry immediate data."""
     can_invalidate: bool
+    """Whether messages may invalidate an rkey."""
     can_bind: bool
+    """Whether windows may be bound."""
     has_pooled_receives: bool
+    """Whether its receives are pooled receives for messages, not the program's own."""
     notifies_owner: bool
+    """Whether the owner is notified of each completion."""
     thread: int
+    """The only thread that may post: the event loop's."""
     def __new__(
         cls,
         owner: object,
@@ -382,7 +489,7 @@ class Port:
         invalidate: object = None,
         fence: object = False,
         solicited: object = False,
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def sendv(
         self,
         parts: object,
@@ -391,7 +498,7 @@ class Port:
         invalidate: object = None,
         fence: object = False,
         solicited: object = False,
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def write(
         self,
         local: object,
@@ -400,7 +507,7 @@ class Port:
         immediate: object = None,
         fence: object = False,
         solicited: object = False,
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def writev(
         self,
         parts: object,
@@ -409,47 +516,49 @@ class Port:
         immediate: object = None,
         fence: object = False,
         solicited: object = False,
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def read(
         self, remote: object, local: object, *, fence: object = False
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def readv(
         self, remote: object, parts: object, *, fence: object = False
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def compare_swap(
         self, local: object, remote: object, compare: object, swap: object, *, fence: object = False
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def fetch_add(
         self, local: object, remote: object, add: object, *, fence: object = False
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def compare_swap_value(
         self, remote: object, compare: object, swap: object
     ) -> Awaitable[int] | None: ...
     def fetch_add_value(self, remote: object, add: object) -> Awaitable[int] | None: ...
     def bind(
         self, window: object, memory: object, access: object, *, fence: object = False
-    ) -> AnyRequest | None: ...
-    def local_invalidate(self, window: object, *, fence: object = False) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
+    def local_invalidate(self, window: object, *, fence: object = False) -> WorkRequest | None: ...
     def ud_send(
         self, data: object, peer: object, *, immediate: object = None, solicited: object = False
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def ud_sendv(
         self, parts: object, peer: object, *, immediate: object = None, solicited: object = False
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def set_peer(
         self, peer: object, handle: HandleBase, address_handle: int, qpn: int, qkey: int, /
     ) -> None: ...
     def ud_receive(self, buffer: object) -> DatagramReceive | None: ...
     def ud_receivev(self, parts: object) -> DatagramReceive | None: ...
     def set_senders(self, senders: SendersBase, /) -> None: ...
-    def receive(self, buffer: object) -> AnyRequest | None: ...
-    def receivev(self, parts: object) -> AnyRequest | None: ...
+    def receive(self, buffer: object) -> WorkRequest | None: ...
+    def receivev(self, parts: object) -> WorkRequest | None: ...
     def receive_all(
         self, parts: list[Any], /
-    ) -> list[AnyRequest] | tuple[int, list[AnyRequest]] | None: ...
+    ) -> list[WorkRequest] | tuple[int, list[WorkRequest]] | None: ...
 
 @final
 class SharedPort:
+    """Posts receives on a shared receive queue. The arguments are those of Port."""
+
     can_receive: bool
     notifies_owner: bool
     thread: int
@@ -465,20 +574,34 @@ class SharedPort:
     def open(self, queue: int, max_message: int, max_recv_sge: int, /) -> None: ...
     def receive_all(
         self, parts: list[Any], /
-    ) -> list[AnyRequest] | tuple[int, list[AnyRequest]] | None: ...
+    ) -> list[WorkRequest] | tuple[int, list[WorkRequest]] | None: ...
 
 @final
 class ChainPort:
+    """Collects the requests of one chain. Each takes a slot and holds its memory, and bytes that
+    are not registered are copied. `post` posts all of them. A method returns None if the general
+    path has to make the request, which `add` then appends.
+
+    Args:
+        port: the port of the queue pair.
+    """
+
     over: bool
+    """Whether the chain collects no more requests: its methods then return None."""
     signal_last_only: bool
     error: int
+    """The errno of a post by `end_chain`; 0: none."""
     def __new__(cls, port: Port) -> Self: ...
     @property
-    def usable(self) -> bool: ...
+    def usable(self) -> bool:
+        """Whether requests may be posted on the queue pair; if not, the owner raises the reason."""
+
     @property
     def count(self) -> int: ...
     @property
-    def posted(self) -> int: ...
+    def posted(self) -> int:
+        """The number of requests that the device accepted."""
+
     def send(
         self,
         data: object,
@@ -487,7 +610,7 @@ class ChainPort:
         invalidate: object = None,
         fence: object = False,
         solicited: object = False,
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def sendv(
         self,
         parts: object,
@@ -496,7 +619,7 @@ class ChainPort:
         invalidate: object = None,
         fence: object = False,
         solicited: object = False,
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def write(
         self,
         local: object,
@@ -505,7 +628,7 @@ class ChainPort:
         immediate: object = None,
         fence: object = False,
         solicited: object = False,
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def writev(
         self,
         parts: object,
@@ -514,29 +637,46 @@ class ChainPort:
         immediate: object = None,
         fence: object = False,
         solicited: object = False,
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def read(
         self, remote: object, local: object, *, fence: object = False
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def readv(
         self, remote: object, parts: object, *, fence: object = False
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def compare_swap(
         self, local: object, remote: object, compare: object, swap: object, *, fence: object = False
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def fetch_add(
         self, local: object, remote: object, add: object, *, fence: object = False
-    ) -> AnyRequest | None: ...
+    ) -> WorkRequest | None: ...
     def bind(
         self, window: object, memory: object, access: object, *, fence: object = False
-    ) -> AnyRequest | None: ...
-    def local_invalidate(self, window: object, *, fence: object = False) -> AnyRequest | None: ...
-    def add(self, request: AnyRequest, /) -> None: ...
-    def requests(self) -> list[AnyRequest]: ...
+    ) -> WorkRequest | None: ...
+    def local_invalidate(self, window: object, *, fence: object = False) -> WorkRequest | None: ...
+    def add(self, request: WorkRequest, /) -> None: ...
+    def requests(self) -> list[WorkRequest]: ...
     def post(self, signal_last_only: bool, works: int = 0, sges: bytes = b"", /) -> int: ...
 
 @final
 class WorkRequest:
+    """A posted work request. Await it for its WorkCompletion; any number of tasks may,
+    any number of times.
+
+    `operation` is the name of the request (SEND, RECV, RDMA_READ, RDMA_WRITE, ...),
+    `length` the number of its local bytes. If the program does not retrieve an error, by
+    awaiting, `result` or `exception`, the error is reported (docs/guarantees.md).
+
+    Raises:
+        WorkCompletionError: the awaited request failed.
+        NotPostedError, VerbsCallError: the awaited request's chain was not posted.
+        RuntimeError: the awaited request is of a chain that is not posted yet.
+        EventLoopError: the request was awaited outside of its event loop.
+
+    Cancellation: the request stays in flight and holds its memory. Its completion is then
+    discarded.
+    """
+
     wr_id: int
     _completes_as: int
     def __new__(
@@ -557,19 +697,65 @@ class WorkRequest:
     def remote(self) -> RemoteMemory | None: ...
     @property
     def is_receive(self) -> bool: ...
-    def done(self) -> bool: ...
-    def result(self) -> WorkCompletion: ...
-    def exception(self) -> Exception | None: ...
-    def add_done_callback(self, callback: Callable[[AnyRequest], object], /) -> None: ...
-    def _set_on_done(self, callback: Callable[[AnyRequest], object], /) -> None: ...
-    def remove_done_callback(self, callback: Callable[[AnyRequest], object], /) -> int: ...
-    def cancelled(self) -> bool: ...
+    def done(self) -> bool:
+        """Return whether the request has ended.
+
+        Raises: nothing.
+        """
+
+    def result(self) -> WorkCompletion:
+        """Return the completion of an ended request.
+
+        Raises:
+            WorkCompletionError: the request failed.
+            NotPostedError, VerbsCallError: the request's chain was not posted.
+            RuntimeError: the request is still in flight.
+        """
+
+    def exception(self) -> Exception | None:
+        """Return the error of an ended request, None if it succeeded or is in flight. Each
+        call returns an exception of its own, as each await raises one.
+
+        Raises: nothing.
+        """
+
+    def add_done_callback(self, callback: Callable[[WorkRequest], object], /) -> None:
+        """Call a function with the request once it has ended: at once if it has ended, otherwise
+        on the loop's thread when its completion is delivered. The function should be short.
+        Its exceptions are logged.
+
+        Args:
+            callback: a function of the request.
+
+        Raises: nothing.
+        """
+
+    def _set_on_done(self, callback: Callable[[WorkRequest], object], /) -> None: ...
+    def remove_done_callback(self, callback: Callable[[WorkRequest], object], /) -> int:
+        """Remove a callback, and return how often it had been added. For asyncio.wait.
+
+        Args:
+            callback: the function that was added.
+
+        Raises: nothing.
+        """
+
+    def cancelled(self) -> bool:
+        """Return False: no verb cancels a posted request. For asyncio.wait.
+
+        Raises: nothing.
+        """
+
     def __await__(self) -> Generator[Any, Any, WorkCompletion]: ...
     def __iter__(self) -> Iterator[Any]: ...
     def __next__(self) -> Any: ...
     def __del__(self) -> None: ...
+    @property
+    def _waiters(self) -> list[Any]: ...
+    @property
+    def _callbacks(self) -> list[Any]: ...
     def _stored_error(self) -> Exception | None: ...
-    def _set_run(self, run: Sequence[AnyRequest], /) -> None: ...
+    def _set_run(self, run: Sequence[WorkRequest], /) -> None: ...
     def _complete(self, raw: tuple[int, ...], /) -> None: ...
     def _fail(self, error: Exception, /) -> None: ...
     def _drop(self) -> None: ...
@@ -621,11 +807,35 @@ class DatagramFields:
 
 @final
 class DatagramReceive:
+    """A receive that is posted into your own memory. Await it for its DatagramArrival. Any
+    number of tasks may await it, any number of times.
+
+    `request` is the WorkRequest. The byte_len of its completion includes the 40 bytes of
+    the GRH, which are stored in separate memory.
+
+    Raises:
+        as `WorkRequest`.
+
+    Cancellation: the receive stays posted, and its memory is held.
+    """
+
     def __new__(cls, request: WorkRequest, header: Lease, senders: SendersBase) -> Self: ...
     @property
-    def request(self) -> AnyRequest: ...
-    def done(self) -> bool: ...
-    def result(self) -> Any: ...
+    def request(self) -> WorkRequest: ...
+    def done(self) -> bool:
+        """Return whether the receive has completed.
+
+        Raises: nothing.
+        """
+
+    def result(self) -> Any:
+        """Return the arrival of a completed receive.
+
+        Raises:
+            WorkCompletionError: the receive failed.
+            RuntimeError: the receive is still in flight.
+        """
+
     def _forget_waiter(self, waiter: AnyWaiter, /) -> None: ...
     def __await__(self) -> Generator[Any, Any, Any]: ...
     def __iter__(self) -> Iterator[Any]: ...

@@ -1,20 +1,63 @@
-"""WorkRequest of the chosen backend, the Python functions that the engine calls for a request, and
-`fail_all`.
+"""The interfaces of a work request's owner and memory, the Python functions that the engine calls
+for a request, and `fail_all`.
+
+wr_id = generation << 32 | slot. The entry in the in-flight table owns the memory that the device
+may access. Only the completion removes the entry and frees the memory. If a slot was reused, a
+completion for its old generation is dropped.
+
+No verb cancels a single posted request. So cancelling a task that awaits a request only abandons
+the result. The request stays in flight, and its memory stays held, until the completion arrives or
+the queue pair is destroyed.
 """
 
 import logging
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
-from aiordma._loop.event_loop import Waiter
-from aiordma._native import given
-from aiordma._requests.select import Holdable, OpenRequests, RequestOwner, WorkRequest
+from aiordma._loop.event_loop import EventLoop, Waiter
+from aiordma._native import WorkRequest, given
 from aiordma.verbs import WorkCompletion
 
-__all__ = ("Holdable", "OpenRequests", "RequestOwner", "WorkRequest", "fail_all")
+__all__ = ("Entry", "Holdable", "RequestOwner", "WorkRequest", "fail_all")
 
 logger: logging.Logger = logging.getLogger("aiordma")
+
+
+class Entry(Protocol):
+    """An entry of the in-flight table. Every entry is a WorkRequest, except in tests."""
+
+    def _complete(self, raw: tuple[int, ...], /) -> None:
+        """Take the completion, as a tuple in the order of WorkCompletion's fields."""
+
+
+class Holdable(Protocol):
+    """Memory that must not be freed or reused while a request uses it."""
+
+    def _hold(self) -> None:
+        """Hold the memory for a request that will be posted. If this raises, it is not posted."""
+
+    def _release(self) -> None:
+        """Release the memory, because the request has completed."""
+
+
+class RequestOwner(Protocol):
+    """The endpoint that posted a request."""
+
+    loop: EventLoop
+
+    def request_failed(self, request: WorkRequest, raw: tuple[int, ...]) -> Exception:
+        """Return the error for a failed completion."""
+
+    def request_ended(self, request: WorkRequest) -> None:
+        """Take back the slot of a request that has completed."""
+
+    def request_unretrieved(self, request: WorkRequest) -> None:
+        """Report a failed request whose error was never retrieved. Its finalizer calls this, in any
+        thread."""
+
+    def run_ended(self, earlier: WorkRequest, last: WorkRequest) -> None:
+        """Complete an unsignaled request, because the last request of its run has completed."""
 
 
 @given("wait_elsewhere")

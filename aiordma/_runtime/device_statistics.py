@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 from aiordma._base.process import here, reentrant_lock
 from aiordma._base.statistics import DeviceStatistics, RequestStatistics
 from aiordma._base.weak_items import WeakItems
+from aiordma._native import Drain
 from aiordma._requests.registrations import RegistrationCache
-from aiordma._requests.select import Drain
 
 __all__ = ("HubCounters", "statistics")
 

@@ -23,9 +23,9 @@ from aiordma._base.errors import DeviceEventError, VerbsCallError, check_negativ
 from aiordma._base.provider import SOFTWARE
 from aiordma._loop.event_loop import EventLoop, Timer
 from aiordma._loop.threads import ACCEPTS, in_thread
-from aiordma._native import ffi
+from aiordma._native import BATCH, Drain, InFlightTable, ffi
 from aiordma._requests.pool import BufferPool
-from aiordma._requests.select import BATCH, Drain, Entry, InFlightTable
+from aiordma._requests.request import Entry
 from aiordma._runtime.async_events import Subscription, join_router
 from aiordma._runtime.device_statistics import HubCounters
 from aiordma._runtime.tracing import start_trace_of_environment

@@ -1,6 +1,6 @@
 """trace(): a record of each work request, for a file or a function.
 
-The backend notes when a request is posted and when it ends (`engine/trace.c`). A thread takes these
+The engine notes when a request is posted and when it ends (`engine/trace.c`). A thread takes these
 records ten times a second, and writes them, so the event loop does not wait for the file.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Self, TypeAlias
 from aiordma._base.arguments import whole_number, wrong_type
 from aiordma._base.enums import WorkCompletionStatus
 from aiordma._base.errors import BusyError
-from aiordma._requests.select import begin_trace, take_trace
+from aiordma._native import begin_trace, take_trace
 
 __all__ = ("Trace", "TracedRequest", "start_trace_of_environment", "trace")
 

@@ -220,7 +220,7 @@ class Rsocket:
             self.fail(found)
 
     def fail(self, error: Exception) -> None:
-        """See Owner."""
+        """End the stream and its connection with this error."""
         if self._error is None:
             self._error = detached(error)
         self.path.failed = True

@@ -15,8 +15,8 @@ from aiordma._base.errors import BusyError, ClosedError, DisconnectedError
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._loop.threads import Once
-from aiordma._requests.select import awaits_path
 from aiordma.streams.ending import call_weakly, close_once_drained
+from aiordma.streams.path import awaits_path
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs.buffers import flat_view
 from aiordma.verbs.memory import MemoryRegion, MemorySlice, retire_or_log

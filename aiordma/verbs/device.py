@@ -72,8 +72,8 @@ class Device:
         software device. If rdma-core is not installed, the software device is the only one.
 
         Raises:
-            ValueError: an environment variable of the software device, or AIORDMA_BACKEND, has a
-                wrong value; the message names it.
+            ValueError: an environment variable of the software device has a wrong value; the
+                message names it.
 
         See: man ibv_get_device_list.
         """

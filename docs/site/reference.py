@@ -2,7 +2,7 @@
 
 Public docstrings have one form (docs/design.md, "Docstrings"), and tests/unit/test_docstrings.py
 checks it. The signatures are those of the source, because a type alias is shorter there than what
-it stands for. A class that is written in C is shown with the source of its counterpart in Python.
+it stands for; for the classes that are written in C, those of the stub (`_native/_engine.pyi`).
 """
 
 import ast
@@ -21,7 +21,6 @@ import aiordma
 import aiordma.streams
 import aiordma.testing
 from aiordma import verbs
-from aiordma._requests import python as python_backend
 
 __all__ = (
     "INDEX",
@@ -345,7 +344,7 @@ def find(name: str) -> Any:
     thing: Any = aiordma
     for part in name.split("."):
         thing = getattr(thing, part)
-    return python_backend.WorkRequest if name == "WorkRequest" else thing
+    return thing
 
 
 def is_ours(thing: Any) -> bool:
@@ -497,7 +496,8 @@ def _nodes() -> dict[str, list[Node]]:
             if isinstance(each, ast.If):
                 walk([*each.body, *each.orelse], prefix)
 
-    for path in sorted((ROOT / "aiordma").rglob("*.py")):
+    sources = [*(ROOT / "aiordma").rglob("*.py"), ROOT / "aiordma" / "_native" / "_engine.pyi"]
+    for path in sorted(sources):
         walk(ast.parse(path.read_text()).body, "")
     return found
 

@@ -9,10 +9,19 @@ from types import SimpleNamespace
 from typing import Any
 
 from aiordma import RemoteMemory
-from aiordma._native import c_backend, ffi, lib
-from aiordma._native._engine import RegionBase
+from aiordma._native import (
+    DATA_PATH,
+    Drain,
+    InFlightTable,
+    OpenRequests,
+    Pool,
+    Port,
+    RegionBase,
+    Slots,
+    StreamPath,
+)
+from aiordma._native._engine import use_data_path
 from aiordma.streams.path import Memory as StreamMemory
-from aiordma.streams.path import StreamPath
 from tests.fuzz.rsocket_driver import TRANSFER, Memory, World
 
 __all__ = ("EngineWorld",)
@@ -109,7 +118,7 @@ class Request:
         self._world, self._wr_id = world, wr_id
 
     def complete(self, completion: Any = None, error: Exception | None = None) -> None:
-        request = self._world.table.take(self._wr_id)
+        request: Any = self._world.table.take(self._wr_id)
         if error is not None:
             request._fail(error)
             return
@@ -127,33 +136,33 @@ class EngineWorld(World):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self.table = c_backend.InFlightTable()
+        self.table: InFlightTable[Any] = InFlightTable()
         owner = SimpleNamespace(loop=None, request_failed=None, doorbell_failed=None)
         hub = SimpleNamespace(watch_over=lambda: None, drain_soon=lambda: None)
         self.domain = object()
-        self.send_slots, self.receive_slots = c_backend.Slots(), c_backend.Slots()
+        self.send_slots, self.receive_slots = Slots(), Slots()
         self.send_slots.total = self.send_slots.free = self.options.max_send_wr
         self.receive_slots.total = self.receive_slots.free = self.options.max_recv_wr
-        self.port = c_backend.Port(
+        self.port = Port(
             owner,
-            c_backend.Drain(hub, 0, 0, self.table),
+            Drain(hub, 0, 0, self.table),
             self.send_slots,
             self.receive_slots,
-            c_backend.OpenRequests(),
+            OpenRequests(),
             self._endpoint.loop and self._endpoint.loop.asyncio_loop,
             self.domain,
         )
-        self.port.open(1, 1 << 30, 0, 4, 4, 4, c_backend.Pool())
+        self.port.open(1, 1 << 30, 0, 4, 4, 4, Pool())
         self.port.ready = self.port.can_receive = True
 
     @contextmanager
     def running(self) -> Iterator[None]:
         EngineWorld.current = self
-        c_backend.use_data_path(ctypes.addressof(_TABLE))
+        use_data_path(ctypes.addressof(_TABLE))
         try:
             yield
         finally:
-            c_backend.use_data_path(int(ffi.cast("uintptr_t", lib.aiordma_data_path())))
+            use_data_path(DATA_PATH)
             EngineWorld.current = None
 
     def register(self, buffer: bytearray, _access: object = None) -> Any:
@@ -162,7 +171,7 @@ class EngineWorld(World):
         return region
 
     def make_path(self, _connection: Any, memory: StreamMemory, uses_words: bool) -> StreamPath:
-        path: StreamPath = c_backend.StreamPath(
+        return StreamPath(
             port=self.port,
             lent=memory.lent,
             lent_memory=memory.lent_bytes,
@@ -175,7 +184,6 @@ class EngineWorld(World):
             transfer=TRANSFER,
             uses_words=uses_words,
         )
-        return path
 
     def end(self, error: Exception) -> None:
         self.port.ready = self.port.can_receive = False

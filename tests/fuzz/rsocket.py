@@ -6,7 +6,7 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["aiordma.streams"]):
+with atheris.instrument_imports(include=["aiordma.streams", "tests.fuzz.model_path"]):
     from tests.fuzz.rsocket_driver import run_both
 
 

@@ -6,8 +6,8 @@ what a peer, a device and a program do; whatever they are, the rsocket must
 - keep its number of requests within the queues' depths;
 - end with a StreamProtocolError, and no other exception, for what no correct peer sends.
 
-The data path is Python's (`World`) or the engine's (`engine_world.EngineWorld`). `run_both` plays
-an input with both, which have to do the same.
+The data path is the model's (`World`, with `model_path`) or the engine's
+(`engine_world.EngineWorld`). `run_both` plays an input with both, which have to do the same.
 """
 
 import struct
@@ -21,7 +21,7 @@ from typing import Any
 from aiordma import AtomicCapability, RemoteMemory, WorkCompletionOpcode, WorkRequest
 from aiordma._base.errors import DisconnectedError, StreamProtocolError
 from aiordma._loop.event_loop import EventLoop
-from aiordma.streams.path import CONTROL_SLOTS, TRANSFER_BYTES, WORD_BYTES, StreamPath
+from aiordma.streams.path import CONTROL_SLOTS, TRANSFER_BYTES, WORD_BYTES
 from aiordma.streams.path import Memory as StreamMemory
 from aiordma.streams.protocol import (
     GRANT_BYTES,
@@ -31,6 +31,7 @@ from aiordma.streams.protocol import (
     operation_of,
 )
 from aiordma.streams.rsocket import Rsocket
+from tests.fuzz.model_path import ModelPath
 
 __all__ = ("Bytes", "Play", "World", "compare", "run", "run_both", "start")
 
@@ -183,8 +184,8 @@ class World:
         self._accept_word(word)
         return self._enqueue(Request())
 
-    def make_path(self, connection: Any, memory: StreamMemory, uses_words: bool) -> StreamPath:
-        return StreamPath(connection, memory, uses_words)
+    def make_path(self, connection: Any, memory: StreamMemory, uses_words: bool) -> Any:
+        return ModelPath(connection, memory, uses_words)
 
     def chain(self, *, signal_last_only: bool) -> "World":
         assert signal_last_only
@@ -312,7 +313,7 @@ def start(world: World, given: "Bytes", first: int, play: "type[Play]") -> None:
 
 
 def run_both(data: bytes) -> None:
-    """Play one input in both worlds: the backends do the same.
+    """Play one input in both worlds: the engine does what the model does.
 
     Raises:
         AssertionError: as `run`; or they differ.
@@ -323,9 +324,9 @@ def run_both(data: bytes) -> None:
 
 
 def compare(done: list[object], expected: list[object]) -> None:
-    """Compare what the engine and Python did."""
+    """Compare what the engine and the model did."""
     for number, (ours, theirs) in enumerate(zip(done, expected, strict=False)):
-        assert ours == theirs, f"step {number}: the engine {ours}, Python {theirs}"
+        assert ours == theirs, f"step {number}: the engine {ours}, the model {theirs}"
     assert len(done) == len(expected)
 
 

@@ -1,5 +1,5 @@
 """Drives the calls of a `Stream` as tasks, over the worlds of `rsocket_driver`: the engine's calls
-(`_native/engine/transfer.c`) over the engine's data path, and Python's over Python's.
+(`_native/engine/transfer.c`) over the engine's data path, and the general path's over the model's.
 
 Beside what an rsocket must do, whatever the order of steps,
 
@@ -7,8 +7,8 @@ Beside what an rsocket must do, whatever the order of steps,
 - what the device was given is a prefix of what was sent, in order;
 - each call ends once the stream has ended.
 
-If the loop may finish its work after each step, both backends do the same. If not, they may differ
-in which call gets the bytes, and only the above is checked.
+If the loop may finish its work after each step, both do the same. If not, they may differ in which
+call gets the bytes, and only the above is checked.
 """
 
 import asyncio
@@ -35,14 +35,6 @@ NOT_TO_SEND: tuple[Any, ...] = (b"", "no buffer", None, memoryview(bytes(8))[::2
 NOT_TO_FILL: tuple[Any, ...] = (bytearray(), b"read-only", None, memoryview(bytearray(8))[::2])
 
 
-class PythonStream(Stream):
-    """A stream whose calls are Python's."""
-
-    receive = Stream.receive.__wrapped__  # type: ignore[attr-defined]
-    receive_into = Stream.receive_into.__wrapped__  # type: ignore[attr-defined]
-    send = Stream.send.__wrapped__  # type: ignore[attr-defined]
-
-
 class CallsPlay(Play):
     """What a peer, the device, and a program that calls a stream's methods do."""
 
@@ -52,8 +44,7 @@ class CallsPlay(Play):
     def __init__(self, world: World, rsocket: Rsocket, given: Bytes, announced: int) -> None:
         super().__init__(world, rsocket, given, announced)
         connection: Any = world
-        kind = Stream if isinstance(world, EngineWorld) else PythonStream
-        self._stream = kind(connection, rsocket)
+        self._stream = Stream(connection, rsocket)
         self._tasks: list[asyncio.Task[None]] = []
         self._steps = (
             *(self._data, self._data, self._data, self._permit, self._permit, self._grant),
@@ -208,8 +199,8 @@ def run_calls(data: bytes) -> None:
     """Play one input in both worlds.
 
     Raises:
-        AssertionError: a byte was lost, doubled or misplaced, a call did not end, or the backends
-            differ. Any other exception is a bug, too.
+        AssertionError: a byte was lost, doubled or misplaced, a call did not end, or the engine and
+            the model differ. Any other exception is a bug, too.
     """
     loop = asyncio.new_event_loop()
     try:

@@ -1,7 +1,6 @@
 """Records what C programs on rsockets send to streams, for tests/unit/test_stream_vectors.py.
 
-    make vm PROVIDER=rxe CMD='AIORDMA_BACKEND=python AIORDMA_TEST_DEVICE=rxe0 \
-        python -m tests.interop.record_streams'
+    make vm PROVIDER=rxe CMD='AIORDMA_TEST_DEVICE=rxe0 python -m tests.interop.record_streams'
 
 (siw: PROVIDER=siw, siw0.) Each exchange becomes a file below `streams` in the folder of the results
 ($AIORDMA_RESULTS). Copy the files to tests/unit/vectors.
@@ -32,14 +31,14 @@ from typing import Any
 
 from aiordma import RemoteMemory, WorkRequest
 from aiordma._connection.connection import Connection
-from aiordma._requests.select import BACKEND
 from aiordma.cli.copying import FileReceiver
 from aiordma.streams import Stream, connect_stream, listen_stream, opening
-from aiordma.streams.path import Memory, StreamPath
+from aiordma.streams.path import Memory
 from aiordma.streams.protocol import Operation, operation_of
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs.memory import MemorySlice
 from tests.devices import ADDRESS, DEVICE
+from tests.fuzz.model_path import ModelPath
 from tests.interop.programs import free_port, running
 from tests.interop.test_rspreload import LIBRARY, SCRIPT
 from tests.interop.test_rstream import answer, ask, work
@@ -51,7 +50,7 @@ events: list[list[Any]] = []
 facts: dict[str, Any] = {}
 
 
-class RecordedPath(StreamPath):
+class RecordedPath(ModelPath):
     """Writes down what goes in and comes out."""
 
     def __init__(self, connection: Connection, memory: Memory, uses_words: bool) -> None:
@@ -139,7 +138,8 @@ class RecordedRsocket(Rsocket):
     """An rsocket whose data path is recorded."""
 
     def __init__(self, connection: Connection, ring_bytes: int, *, close_timeout: float) -> None:
-        super().__init__(connection, ring_bytes, RecordedPath, close_timeout)
+        make_path: Any = RecordedPath
+        super().__init__(connection, ring_bytes, make_path, close_timeout)
 
     def start(self, private_data: bytes) -> None:
         events.append(["start", private_data.hex()])
@@ -235,9 +235,6 @@ EXCHANGES = (
 
 
 def main() -> int:
-    if BACKEND != "python":
-        print("record_streams: AIORDMA_BACKEND=python is missing", file=sys.stderr)
-        return 2
     vars(opening)["Rsocket"] = RecordedRsocket
     folder = Path(os.environ["AIORDMA_RESULTS"], "streams")
     folder.mkdir(parents=True, exist_ok=True)

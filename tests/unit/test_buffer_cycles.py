@@ -186,11 +186,8 @@ async def main():
 
 
 @pytest.mark.promise("A buffer is held until its request completes")
-@pytest.mark.parametrize("engine", ["c", "python"])
-def test_cycles_with_the_buffers_of_connections_are_collected(engine: str) -> None:
-    run_child(
-        CYCLES, CALLS, "\nasyncio.run(main())\n", AIORDMA_BACKEND=engine, PYTHONWARNINGS="ignore"
-    )
+def test_cycles_with_the_buffers_of_connections_are_collected() -> None:
+    run_child(CYCLES, CALLS, "\nasyncio.run(main())\n", PYTHONWARNINGS="ignore")
 
 
 @pytest.mark.promise("A buffer is held until its request completes")
@@ -256,9 +253,8 @@ async def main(use, *ends):
 
 
 @pytest.mark.promise("Closing")
-@pytest.mark.parametrize("engine", ["c", "python"])
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop", "polling", "trio"])
-def test_rings_of_a_closed_stream_need_no_collection(loop: str, engine: str) -> None:
+def test_rings_of_a_closed_stream_need_no_collection(loop: str) -> None:
     run_child(
         """
         import anyio, gc, weakref
@@ -274,7 +270,6 @@ def test_rings_of_a_closed_stream_need_no_collection(loop: str, engine: str) -> 
         if {loop!r} != "trio":
             run({loop!r}, partial(main, use_transports, "close", "abort"))
         """,
-        AIORDMA_BACKEND=engine,
     )
 
 

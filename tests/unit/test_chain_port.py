@@ -16,12 +16,9 @@ import pytest
 import aiordma
 import aiordma._native._engine as _engine
 from aiordma import Connection, MemorySlice, RemoteMemory, WorkCompletionOpcode
-from aiordma._requests.select import BACKEND
 from tests.bench.instant import doorbell_fails, instant
 from tests.internals import drain_of, endpoint_of, fail, free_sends, hub_of
 from tests.unit.test_hot_path import WINDOW, Calls, connected, run
-
-pytestmark = pytest.mark.skipif(BACKEND == "python", reason="AIORDMA_BACKEND=python: no engine")
 
 
 @pytest.mark.parametrize("signal_last_only", [False, True])

@@ -9,7 +9,6 @@ import pytest
 
 import aiordma
 from aiordma import Datagram, DatagramPeer
-from aiordma._requests.select import BACKEND
 from tests.bench.instant import instant, prepare
 from tests.internals import drain_of, pool_of
 from tests.unit.test_hot_path import Calls
@@ -18,7 +17,6 @@ pytestmark = pytest.mark.anyio
 
 ADDRESS = "127.0.0.1"
 DEPTH = 4
-ENGINE_IN_C = pytest.mark.skipif(BACKEND == "python", reason="AIORDMA_BACKEND=python: no engine")
 
 
 @asynccontextmanager
@@ -30,7 +28,6 @@ async def opened(**options: Any) -> AsyncIterator[tuple[Datagram, DatagramPeer]]
         yield socket, await socket.resolve(ADDRESS, socket.port)
 
 
-@ENGINE_IN_C
 async def test_receive_of_a_datagram_is_no_python_call() -> None:
     async with opened(receive_buffers=0) as (socket, _):
         region = socket.register(bytearray(socket.mtu))
@@ -178,7 +175,6 @@ async def test_source_after_the_end_is_an_error_or_known() -> None:
     assert messages[0].data == b"x"
 
 
-@ENGINE_IN_C
 async def test_replies_to_several_senders_are_no_python_calls() -> None:
     async with opened(receive_buffers=4) as (socket, peer), opened() as (other, _):
         messages = []

@@ -19,8 +19,7 @@ import pytest
 import aiordma
 from aiordma import verbs
 from aiordma._base.opening import Opening
-from aiordma._native import c_backend
-from aiordma._requests import python
+from tests.unit.sources import PACKAGE, ROOT
 
 CONSTRUCTED = (
     "AddressHandle",
@@ -45,7 +44,6 @@ MADE_BY = {"wrong_type": TypeError}
 PUBLIC: dict[str, Any] = {
     name: getattr(module, name) for module in (verbs, aiordma) for name in module.__all__
 }
-BACKENDS = {"c": c_backend.WorkRequest, "python": python.WorkRequest}
 
 # -- what is public -------------------------------------------------------------------------------
 
@@ -85,10 +83,6 @@ def _callables() -> dict[str, Any]:
     }
     for cls in CLASSES.values():
         found |= {name: _called(member) for name, member in _members(cls)}
-    for backend, cls in BACKENDS.items():  # `aiordma.WorkRequest` is only one of them
-        for name, member in vars(cls).items():
-            if not name.startswith("_"):
-                found[f"{backend}:WorkRequest.{name}"] = _called(member)
     return {name: call for name, call in found.items() if call is not None}
 
 
@@ -272,22 +266,28 @@ def test_names_in_public_docstrings_exist(name: str) -> None:
     assert missing == []
 
 
-def test_both_backends_document_requests_alike() -> None:
-    names = [name.removeprefix("c:") for name in CALLABLES if name.startswith("c:")]
-    differing = [
-        name for name in names if _documentation(f"c:{name}") != _documentation(f"python:{name}")
-    ]
-    assert names
-    assert differing == []
-    texts = {inspect.cleandoc(cls.__doc__ or "") for cls in BACKENDS.values()}
-    assert len(texts) == 1
+@pytest.mark.parametrize("cls", [aiordma.WorkRequest, aiordma.DatagramReceive])
+def test_stub_repeats_the_docstrings_of_public_classes_in_c(cls: type) -> None:
+    stub = ast.parse((ROOT / PACKAGE / "_native" / "_engine.pyi").read_text())
+    (node,) = (
+        each for each in stub.body if isinstance(each, ast.ClassDef) and each.name == cls.__name__
+    )
+    repeated = {
+        each.name: ast.get_docstring(each)
+        for each in node.body
+        if isinstance(each, ast.FunctionDef) and ast.get_docstring(each)
+    }
+    methods = {name: each for name, each in vars(cls).items() if not name.startswith("_")}
+    expected = {name: inspect.getdoc(each) for name, each in methods.items() if callable(each)}
+    assert repeated == expected
+    assert ast.get_docstring(node) == inspect.getdoc(cls)
 
 
 # -- what is checked ------------------------------------------------------------------------------
 
 
 def test_methods_in_c_and_inherited_ones_are_checked() -> None:
-    assert {"c:WorkRequest.result", "Connection.post_send", "Chain.post_write"} <= set(CONTRACTS)
+    assert {"WorkRequest.result", "Connection.post_send", "Chain.post_write"} <= set(CONTRACTS)
     assert {"Resource.close", "MemoryRegion.close", "SharedReceiveQueue.aclose"} <= set(CONTRACTS)
     assert {"connect", "Listener.accept", "Connection.establish"} <= set(AWAITED)
     assert "WorkRequest" in AWAITED_CLASSES

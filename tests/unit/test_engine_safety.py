@@ -5,16 +5,13 @@ import sys
 
 import pytest
 
-from aiordma._requests.select import BACKEND
+import aiordma._native._engine as _engine
 from tests.unit.child import run_child
-
-ENGINE_IN_C = pytest.mark.skipif(BACKEND == "python", reason="AIORDMA_BACKEND=python: no engine")
-ENGINES = pytest.mark.parametrize("engine", ["c", "python"])
 
 CLASSES = """
 import gc, inspect
 import aiordma
-from aiordma._native import _engine
+import aiordma._native._engine as _engine
 
 TYPES = [kind for kind in vars(_engine).values() if isinstance(kind, type)]
 assert len(TYPES) >= 14
@@ -53,7 +50,6 @@ def use(thing):
 """
 
 
-@ENGINE_IN_C
 def test_bare_objects_do_not_crash() -> None:
     run_child(
         CLASSES,
@@ -71,13 +67,18 @@ def test_bare_objects_do_not_crash() -> None:
     )
 
 
-@ENGINE_IN_C
+@pytest.mark.parametrize("awaitable", ["ArrivalView", "StreamTransfer"])
+def test_awaitables_of_coroutines_pass_on_values(awaitable: str) -> None:
+    """From Python 3.12 on, a coroutine calls `send` of what it awaits. trio sends values."""
+    assert callable(getattr(_engine, awaitable).send)
+
+
 @pytest.mark.parametrize("kind", ["WorkRequest", "Port", "SharedPort", "Drain", "ChainPort"])
 def test_objects_need_their_constructor(kind: str) -> None:
     run_child(
         f"""
         import aiordma
-        from aiordma._native import _engine
+        import aiordma._native._engine as _engine
         try:
             _engine.{kind}.__new__(_engine.{kind})
         except TypeError as error:
@@ -111,7 +112,6 @@ def whole():
 """
 
 
-@ENGINE_IN_C
 def test_constructing_twice_changes_nothing() -> None:
     run_child(
         CLASSES,
@@ -134,7 +134,6 @@ def test_constructing_twice_changes_nothing() -> None:
     )
 
 
-@ENGINE_IN_C
 def test_odd_use_of_whole_objects_does_not_crash() -> None:
     run_child(
         CLASSES,
@@ -157,7 +156,6 @@ def test_odd_use_of_whole_objects_does_not_crash() -> None:
     )
 
 
-@ENGINE_IN_C
 def test_a_callback_whose_comparison_ends_the_request() -> None:
     run_child(
         CLASSES,
@@ -178,12 +176,11 @@ def test_a_callback_whose_comparison_ends_the_request() -> None:
     )
 
 
-@ENGINE_IN_C
 def test_only_completions_are_given_as_the_class() -> None:
     run_child(
         """
         import aiordma
-        from aiordma._native import _engine
+        import aiordma._native._engine as _engine
         for wrong in (int, object, 3):
             try:
                 _engine.give(completion=wrong)
@@ -227,7 +224,6 @@ class Number:
 
 
 @pytest.mark.promise("A buffer is held until its request completes")
-@ENGINE_IN_C
 @pytest.mark.parametrize("what", ["address", "rkey"])
 def test_a_number_that_closes_the_endpoint_posts_nothing(what: str) -> None:
     run_child(
@@ -258,7 +254,6 @@ def test_a_number_that_closes_the_endpoint_posts_nothing(what: str) -> None:
 
 
 @pytest.mark.promise("A buffer is held until its request completes")
-@ENGINE_IN_C
 @pytest.mark.parametrize("what", ["address", "length", "rkey"])
 def test_a_number_that_closes_the_region_posts_nothing(what: str) -> None:
     run_child(
@@ -280,7 +275,6 @@ def test_a_number_that_closes_the_region_posts_nothing(what: str) -> None:
     )
 
 
-@ENGINE_IN_C
 @pytest.mark.parametrize("what", ["parts", "region", "bytes"])
 def test_a_number_that_takes_the_parts_away_posts_nothing_freed(what: str) -> None:
     """The list that the program gave is emptied, or its memory closed, while the post is read."""
@@ -355,12 +349,10 @@ def _need_the_collector_in_calls() -> None:
 
 
 @pytest.mark.promise("A buffer is held until its request completes")
-@ENGINES
 @pytest.mark.parametrize("way", ["write", "send", "receive"])
-def test_a_finalizer_that_closes_the_region_in_a_post(engine: str, way: str) -> None:
+def test_a_finalizer_that_closes_the_region_in_a_post(way: str) -> None:
     """The collector runs as the request is made."""
-    if engine == "c":
-        _need_the_collector_in_calls()
+    _need_the_collector_in_calls()
     run_child(
         CONNECTED,
         FINALIZER,
@@ -385,15 +377,12 @@ def test_a_finalizer_that_closes_the_region_in_a_post(engine: str, way: str) -> 
             await client.write(b"y" * 64, remote)
         asyncio.run(connected(main, receive_buffers=0 if {way!r} == "receive" else 16))
         """,
-        AIORDMA_BACKEND=engine,
     )
 
 
-@ENGINES
 @pytest.mark.parametrize("what", ["region", "window", "bind"])
-def test_finalizer_in_a_bind_takes_its_memory_or_window(engine: str, what: str) -> None:
-    if engine == "c" or what == "bind":
-        _need_the_collector_in_calls()
+def test_finalizer_in_a_bind_takes_its_memory_or_window(what: str) -> None:
+    _need_the_collector_in_calls()
     run_child(
         CONNECTED,
         FINALIZER,
@@ -416,20 +405,17 @@ def test_finalizer_in_a_bind_takes_its_memory_or_window(engine: str, what: str) 
             if {what!r} == "bind":
                 assert request is None and window.is_bound and mine._users
                 await client.revoke(window)
-            elif {engine!r} == "c":
+            else:
                 assert request is None, "it was posted"
             assert not window.is_bound or request is not None
             await client.write(b"y" * 64, remote)
         asyncio.run(connected(main))
         """,
-        AIORDMA_BACKEND=engine,
     )
 
 
-@ENGINES
-def test_finalizer_that_closes_the_region_in_a_datagram_receive(engine: str) -> None:
-    if engine == "c":
-        _need_the_collector_in_calls()
+def test_finalizer_that_closes_the_region_in_a_datagram_receive() -> None:
+    _need_the_collector_in_calls()
     run_child(
         FINALIZER,
         """
@@ -458,14 +444,12 @@ def test_finalizer_that_closes_the_region_in_a_datagram_receive(engine: str) -> 
                 assert (pool.leased, socket._endpoint.receives.slots.free) == (leased, free)
         asyncio.run(main())
         """,
-        AIORDMA_BACKEND=engine,
     )
 
 
 @pytest.mark.promise("A buffer is held until its request completes")
-@ENGINES
 @pytest.mark.parametrize("way", ["write", "chain"])
-def test_a_finalizer_that_closes_the_endpoint_in_a_post(engine: str, way: str) -> None:
+def test_a_finalizer_that_closes_the_endpoint_in_a_post(way: str) -> None:
     run_child(
         CONNECTED,
         FINALIZER,
@@ -487,8 +471,7 @@ def test_a_finalizer_that_closes_the_endpoint_in_a_post(engine: str, way: str) -
             except aiordma.RdmaError:
                 pass
             over()
-            if {engine!r} == "c":
-                assert endpoint.hub.steps.crossings == crossings[0], "it was posted"
+            assert endpoint.hub.steps.crossings == crossings[0], "it was posted"
             if request is not None:
                 with anyio.fail_after(30):
                     try:
@@ -500,11 +483,9 @@ def test_a_finalizer_that_closes_the_endpoint_in_a_post(engine: str, way: str) -
             assert mine._users == 0
         asyncio.run(connected(main))
         """,
-        AIORDMA_BACKEND=engine,
     )
 
 
-@ENGINE_IN_C
 def test_a_post_inside_a_post_keeps_each_address() -> None:
     run_child(
         CONNECTED,
@@ -530,7 +511,6 @@ def test_a_post_inside_a_post_keeps_each_address() -> None:
     )
 
 
-@ENGINE_IN_C
 def test_a_chain_that_ends_while_it_collects() -> None:
     run_child(
         CONNECTED,

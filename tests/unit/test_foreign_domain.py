@@ -1,5 +1,5 @@
 """A region of another domain is refused before the driver's post functions are called: by each
-method that takes memory to post, on both backends."""
+method that takes memory to post."""
 
 import inspect
 from collections.abc import AsyncIterator, Iterator

@@ -26,12 +26,9 @@ import aiordma
 import aiordma._native._engine as _engine
 from aiordma import Access, Connection, MemorySlice, RemoteMemory
 from aiordma._loop.polling import PollingEventLoop
-from aiordma._requests.select import BACKEND
 from tests import connections
 from tests.bench.instant import instant, prepare
 from tests.internals import drain_of, endpoint_of, hub_of
-
-pytestmark = pytest.mark.skipif(BACKEND == "python", reason="AIORDMA_BACKEND=python: no engine")
 
 WINDOW = 32
 SLEEPS = 300

@@ -14,7 +14,6 @@ from anyio.lowlevel import checkpoint
 import aiordma
 from aiordma import Access, Connection, MemoryRegion, RemoteMemory
 from aiordma._loop.polling import SPIN
-from aiordma._requests.select import BACKEND
 from aiordma.bench import loops
 from tests import connections
 from tests.bench.instant import instant, prepare
@@ -23,9 +22,6 @@ from tests.internals import drain_of, endpoint_of
 pytestmark = pytest.mark.anyio
 
 DEPTH = 64
-POLLS_IN_POSTS_AND_AWAITS = pytest.mark.skipif(
-    BACKEND == "python", reason="the backend in Python polls only in drains of the event loop"
-)
 
 
 @asynccontextmanager
@@ -40,7 +36,6 @@ async def connected() -> AsyncIterator[tuple[Connection, MemoryRegion, RemoteMem
         yield client, client.register(bytearray(64)), theirs.remote()
 
 
-@POLLS_IN_POSTS_AND_AWAITS
 async def test_a_full_queue_is_looked_at_however_seldom_looking_paid() -> None:
     async with connected() as (client, ours, remote):
         for _ in range(100):
@@ -51,7 +46,6 @@ async def test_a_full_queue_is_looked_at_however_seldom_looking_paid() -> None:
                 await request
 
 
-@POLLS_IN_POSTS_AND_AWAITS
 async def test_a_region_that_goes_by_looking_at_a_full_queue_is_not_posted() -> None:
     async with connected() as (client, ours, remote):
         with instant(client):
@@ -65,7 +59,6 @@ async def test_a_region_that_goes_by_looking_at_a_full_queue_is_not_posted() -> 
         await client.write(b"y" * 64, remote)
 
 
-@POLLS_IN_POSTS_AND_AWAITS
 async def test_awaits_that_never_wait_let_time_pass() -> None:
     async with connected() as (client, ours, remote):
         count = 0
@@ -125,7 +118,7 @@ def test_the_benchmark_knows_how_long_a_loop_polls() -> None:
     assert loops.SPIN == SPIN
 
 
-async def test_port_posts_plain_requests_on_both_backends() -> None:
+async def test_port_posts_plain_requests_in_one_call() -> None:
     async with connected() as (client, region, remote):
         port, steps = endpoint_of(client).port, drain_of(client)
         await client.read(remote[:8], region[:8])  # from now on the port posts READs

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aiordma._base.enums import AsyncEventType
 from aiordma._base.errors import DeviceEventError, VerbsCallError
-from aiordma._requests.select import BATCH
+from aiordma._native import BATCH
 from aiordma._runtime import async_events
 from aiordma._runtime.hub import ROUNDS, WATCHDOG_MOST_SECONDS, CompletionQueueShare
 from aiordma.verbs import AsyncEvent

@@ -15,8 +15,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from aiordma._requests.python import GENERATION_MASK, SLOT_BITS, SLOT_MASK
-from aiordma._requests.select import InFlightTable
+from aiordma._native import InFlightTable
+
+SLOT_BITS = 32
+SLOT_MASK = GENERATION_MASK = (1 << SLOT_BITS) - 1
+"""wr_id = generation << SLOT_BITS | slot."""
 
 
 class Thing:

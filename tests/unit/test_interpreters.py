@@ -34,9 +34,8 @@ OURS, PYTHONS = "main interpreter only", "does not support loading in subinterpr
 
 @pytest.mark.promise("One interpreter")
 @pytest.mark.parametrize("is_isolated", [False, True], ids=["legacy", "isolated"])
-@pytest.mark.parametrize("engine", ["c", "python"])
 @pytest.mark.parametrize("name", ["aiordma", "aiordma._native._engine", "aiordma._native._binding"])
-def test_a_second_interpreter_is_refused(engine: str, name: str, is_isolated: bool) -> None:
+def test_a_second_interpreter_is_refused(name: str, is_isolated: bool) -> None:
     reason = PYTHONS if is_isolated and sys.version_info >= (3, 12) else OURS
     run_child(
         SECOND,
@@ -58,6 +57,5 @@ def test_a_second_interpreter_is_refused(engine: str, name: str, is_isolated: bo
 
         asyncio.run(talk())
         """,
-        AIORDMA_BACKEND=engine,
         AIORDMA_DEVICE="software",
     )

@@ -10,8 +10,8 @@ from aiordma._base.options import ConnectionOptions
 from aiordma._base.states import ConnectionState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.lifecycle import Phase
+from aiordma._native import Drain, InFlightTable
 from aiordma._requests.request import WorkRequest
-from aiordma._requests.select import Drain, InFlightTable
 from aiordma._runtime.device_statistics import HubCounters
 from aiordma.verbs.event_channel import Event
 from tests.unit.numbers_device import Loop

@@ -1,4 +1,4 @@
-"""The requests of a queue pair that have not ended: a set, by the engine a list through them."""
+"""The requests of a queue pair that have not ended: a set, and a list that runs through them."""
 
 import gc
 import random
@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from aiordma._requests.request import OpenRequests, WorkRequest
-from aiordma._requests.select import BACKEND
+from aiordma._native import OpenRequests, WorkRequest
 
 
 class Owner:
@@ -73,7 +72,6 @@ def test_a_circle_through_it_is_collected() -> None:
     assert alive() is None
 
 
-@pytest.mark.skipif(BACKEND == "python", reason="a set takes anything, twice")
 def test_a_request_is_of_one_queue_pair() -> None:
     one, other = OpenRequests(), OpenRequests()
     (request,) = requests(1)

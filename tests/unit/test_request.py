@@ -411,6 +411,19 @@ async def test_callbacks_are_called_once_in_order_and_at_once_after_the_end() ->
     assert called == ["first", "second", "late True"]
 
 
+async def test_inner_callback_is_replaced_and_called_first() -> None:
+    called: list[int] = []
+    request = Owner().post()
+    request.add_done_callback(lambda _: called.append(1))
+    request._set_on_done(lambda _: called.append(2))
+    request._set_on_done(lambda _: called.append(3))
+    assert called == []
+    request._complete(completion())
+    assert called == [3, 1]
+    request._set_on_done(lambda _: called.append(4))
+    assert called == [3, 1, 4]
+
+
 async def test_raising_callback_is_logged_others_still_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -1,5 +1,5 @@
 """What `make fuzz` does with an rsocket, with fewer inputs: a peer, a device and a program that do
-anything, see tests.fuzz.rsocket_driver. The engine and the backend in Python do the same."""
+anything, see tests.fuzz.rsocket_driver. The engine does what the model in Python does."""
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

@@ -11,7 +11,6 @@ import aiordma
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_members import LAST_WQE_SECONDS
 from aiordma._connection.shared_settings import SharedReceiveSettings
-from aiordma._requests import python_arrivals
 from aiordma._requests.registrations import RegistrationCache
 from tests.alike import alike
 from tests.unit.numbers_device import Device, Loop
@@ -217,36 +216,3 @@ def test_partial_post_fails_the_queue() -> None:
     with pytest.raises(aiordma.PartialPostError, match="receive 1 of 2") as caught:
         shared.posted_in_part(12, posted[:1], ["one", "other"])
     assert (caught.value.refused, caught.value.errno) == (1, 12)
-
-
-COMPLETION = aiordma.WorkCompletion(1, 0, 0, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0)
-
-
-def in_python(port: Any) -> tuple[python_arrivals.PooledReceives, python_arrivals.ArrivalQueue]:
-    """Return the Python backend's receives of a shared queue, one posted, and a member's queue."""
-    anything: Any = SimpleNamespace()
-    queues: dict[int, python_arrivals.ArrivalQueue] = {}
-    receives = python_arrivals.PooledReceives(port, anything, lambda _: None, queues)
-    queues[7] = python_arrivals.ArrivalQueue(anything, receives, anything, 1, 1)
-    receives._posted[1] = anything
-    return receives, queues[7]
-
-
-def request(wr_id: int) -> Any:
-    return SimpleNamespace(
-        wr_id=wr_id,
-        exception=lambda: None,
-        result=lambda: COMPLETION,
-        _set_on_done=lambda _: None,
-        _keeps=False,
-    )
-
-
-def test_last_posted_receive_posts_an_incomplete_chain() -> None:
-    receives, queue = in_python(SimpleNamespace(receive_all=lambda _: [request(3)]))
-    receives.chain = 2
-    lease: Any = SimpleNamespace(memory=None)
-    receives.give_back(lease)
-    assert (receives.posted, receives.unposted) == (1, 1)
-    receives._arrived(request(1))
-    assert (receives.posted, receives.unposted, queue.arrived) == (1, 0, 1)

@@ -1,12 +1,12 @@
 """What `make fuzz` does with the calls of a stream, with fewer inputs: tasks that receive, send and
-are cancelled, beside a peer and a device, see tests.fuzz.stream_calls. The engine's calls and
-Python's do the same."""
+are cancelled, beside a peer and a device, see tests.fuzz.stream_calls. The engine's calls do what
+the general path does on the model."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import stream_calls
+from tests.fuzz.model_path import ModelPath
 from tests.fuzz.stream_calls import run_calls
 
 SETTLES = 16
@@ -19,12 +19,13 @@ def test_calls_lose_no_byte_and_end(first: int, data: bytes) -> None:
 
 
 def test_a_byte_that_a_call_loses_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Loses(stream_calls.PythonStream):
-        async def receive(self, max_bytes: int = 65536) -> bytes:
-            data: bytes = await super().receive(max_bytes)
-            return data[:-1] or data
+    read = ModelPath.read
 
-    monkeypatch.setattr(stream_calls, "PythonStream", Loses)
+    def lose(path: ModelPath, limit: int) -> bytes:
+        data = read(path, limit)
+        return data[:-1] or data
+
+    monkeypatch.setattr(ModelPath, "read", lose)
     data, receive, length = b"\0", b"\x0a", b"\x07"  # the steps' places, and a length
     steps = (data + length + b"\0" + receive + b"\x40") * 3
     with pytest.raises(AssertionError):

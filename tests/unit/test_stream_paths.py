@@ -1,6 +1,5 @@
-"""The data paths of streams, in C and in Python, over a device that exists in the test only: who is
-woken, what is told to a peer of another byte order, and what became of memory that was written from
-where it is."""
+"""The data path of a stream, over a device that exists in the test only: which task it wakes, its
+grants for a peer of another byte order, and the result of sending registered memory."""
 
 import asyncio
 import struct
@@ -23,8 +22,6 @@ from tests.fuzz.rsocket_driver import DEPTH, RING, TABLE_ADDRESS, TABLE_KEY, Wor
 
 TABLE = RemoteMemory(TABLE_ADDRESS, TABLE_ENTRIES * GRANT_BYTES, TABLE_KEY)
 BUFFER = RemoteMemory(0x100000, 1 << 16, 5)
-
-either = pytest.mark.parametrize("kind", [World, EngineWorld])
 
 
 def rsocket_in(world: World, *, is_big_endian: bool = sys.byteorder == "big") -> Rsocket:
@@ -53,9 +50,8 @@ def arrives(world: World, operation: Operation, value: int) -> None:
 # -- the accepting side on iWARP, which sends nothing before something has arrived ----------------
 
 
-@either
-def test_data_wakes_a_writer_that_waits_for_the_first_arrival(kind: type[World]) -> None:
-    world = kind(uses_words=True)
+def test_data_wakes_a_writer_that_waits_for_the_first_arrival() -> None:
+    world = EngineWorld(uses_words=True)
     with world.running():
         rsocket = rsocket_in(world)
         rsocket.begin(is_first=False)
@@ -72,12 +68,9 @@ def test_data_wakes_a_writer_that_waits_for_the_first_arrival(kind: type[World])
         assert not world.faults
 
 
-@either
 @pytest.mark.parametrize("operation", [Operation.DATA, Operation.CONTROL])
-def test_the_first_arrival_sends_an_end_that_waited_for_it(
-    kind: type[World], operation: Operation
-) -> None:
-    world = kind(uses_words=True)
+def test_the_first_arrival_sends_an_end_that_waited_for_it(operation: Operation) -> None:
+    world = EngineWorld(uses_words=True)
     with world.running():
         rsocket = rsocket_in(world)
         rsocket.begin(is_first=False)
@@ -92,10 +85,9 @@ def test_the_first_arrival_sends_an_end_that_waited_for_it(
 # -- grants for a peer of the other byte order ----------------------------------------------------
 
 
-@either
 @pytest.mark.parametrize("is_big_endian", [False, True])
-def test_grants_are_in_the_byte_order_of_the_peer(kind: type[World], is_big_endian: bool) -> None:
-    world = kind(uses_words=False)
+def test_grants_are_in_the_byte_order_of_the_peer(is_big_endian: bool) -> None:
+    world = EngineWorld(uses_words=False)
     with world.running():
         rsocket = rsocket_in(world, is_big_endian=is_big_endian)
         rsocket.begin(is_first=True)
@@ -117,16 +109,16 @@ def test_grants_are_in_the_byte_order_of_the_peer(kind: type[World], is_big_endi
 # -- memory that is written from where it is ------------------------------------------------------
 
 
-async def send(kind: type[World], then: Callable[[World], None]) -> None:
+async def send(then: Callable[[World], None]) -> None:
     """Send registered memory, and call `then` when all of it is posted."""
-    world = kind(uses_words=False, loop=current_event_loop())
+    world = EngineWorld(uses_words=False, loop=current_event_loop())
     with world.running():
         connection: Any = world
         rsocket = rsocket_in(world)
         rsocket.begin(is_first=True)
         world.sends.popleft().complete()  # the grant
         region: Any = world.register(bytearray(100))
-        memory = region[:] if kind is World else MemorySlice(region, 0, 100)
+        memory = MemorySlice(region, 0, 100)
         call: Coroutine[Any, Any, None] = Stream(connection, rsocket)._send_registered(memory)
         sending = asyncio.create_task(call)
         await asyncio.sleep(0)
@@ -151,27 +143,22 @@ def flush(world: World) -> None:
         call()
 
 
-@either
-def test_memory_that_was_written_was_sent_though_the_peer_has_closed(kind: type[World]) -> None:
+def test_memory_that_was_written_was_sent_though_the_peer_has_closed() -> None:
     def close_then_acknowledge(world: World) -> None:
         arrives(world, Operation.CONTROL, Control.DISCONNECT)
         asyncio.get_running_loop().call_later(0.01, succeed, world)
 
-    asyncio.run(send(kind, close_then_acknowledge))
+    asyncio.run(send(close_then_acknowledge))
 
 
-@either
-def test_memory_that_was_written_was_sent_though_the_connection_has_ended(
-    kind: type[World],
-) -> None:
+def test_memory_that_was_written_was_sent_though_the_connection_has_ended() -> None:
     def acknowledge_then_end(world: World) -> None:
         succeed(world)
         flush(world)
 
-    asyncio.run(send(kind, acknowledge_then_end))
+    asyncio.run(send(acknowledge_then_end))
 
 
-@either
-def test_memory_that_was_not_written_is_an_error(kind: type[World]) -> None:
+def test_memory_that_was_not_written_is_an_error() -> None:
     with pytest.raises(DisconnectedError, match="the peer has gone"):
-        asyncio.run(send(kind, flush))
+        asyncio.run(send(flush))

@@ -1,5 +1,5 @@
-"""What the engine and Python accept of a stream's peer, message by message: credits where the
-16-bit numbers of messages wrap, and what comes behind a violation."""
+"""What a stream accepts of its peer, message by message: credits where the 16-bit numbers of
+messages wrap, and what comes behind a violation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,9 +65,9 @@ class Peer:
 
 
 @contextmanager
-def before_the_wrap(kind: type[World]) -> Iterator[Peer]:
+def before_the_wrap() -> Iterator[Peer]:
     """Yield a peer whose sender has BEFORE numbers left, and may use one of them."""
-    world = kind(uses_words=False)
+    world = EngineWorld(uses_words=False)
     with world.running():
         peer, end = Peer(world), WRAP - BEFORE
         while world.sent < end:
@@ -77,9 +77,8 @@ def before_the_wrap(kind: type[World]) -> Iterator[Peer]:
         yield peer
 
 
-@pytest.mark.parametrize("kind", [World, EngineWorld])
-def test_impossible_credits_at_the_wrap_are_refused(kind: type[World]) -> None:
-    with before_the_wrap(kind) as peer:
+def test_impossible_credits_at_the_wrap_are_refused() -> None:
+    with before_the_wrap() as peer:
         sent = peer.world.sent
         for number in (sent - 1, sent, sent + DEPTH + 1, WRAP + sent - 1):
             assert peer.world.failure is None
@@ -87,9 +86,8 @@ def test_impossible_credits_at_the_wrap_are_refused(kind: type[World]) -> None:
             assert f"up to number {number & 0xFFFF}, where {sent} were sent" in said
 
 
-@pytest.mark.parametrize("kind", [World, EngineWorld])
-def test_all_credits_across_the_wrap_are_used(kind: type[World]) -> None:
-    with before_the_wrap(kind) as peer:
+def test_all_credits_across_the_wrap_are_used() -> None:
+    with before_the_wrap() as peer:
         peer.permit(peer.world.sent + DEPTH)
         assert peer.takes(DEPTH + 5) == DEPTH
         assert peer.world.sent == WRAP - BEFORE + DEPTH
@@ -110,10 +108,9 @@ def _refusal(peer: Peer, number: int) -> str:
     return str(error)
 
 
-@pytest.mark.parametrize("kind", [World, EngineWorld])
-def test_what_arrives_behind_a_violation_is_ignored(kind: type[World]) -> None:
+def test_what_arrives_behind_a_violation_is_ignored() -> None:
     """A device may hand out both in one batch, before the connection has ended."""
-    world = kind(uses_words=False)
+    world = EngineWorld(uses_words=False)
     with world.running():
         peer = Peer(world)
         path = peer.rsocket.path
@@ -129,9 +126,8 @@ def test_what_arrives_behind_a_violation_is_ignored(kind: type[World]) -> None:
         assert not world.faults
 
 
-@pytest.mark.parametrize("kind", [World, EngineWorld])
-def test_a_message_beyond_the_credits_is_refused(kind: type[World]) -> None:
-    world = kind(uses_words=False)
+def test_a_message_beyond_the_credits_is_refused() -> None:
+    world = EngineWorld(uses_words=False)
     with world.running():
         peer = Peer(world)
         for _ in range(DEPTH):
@@ -141,10 +137,9 @@ def test_a_message_beyond_the_credits_is_refused(kind: type[World]) -> None:
         assert f"a message beyond its {DEPTH} credits" in str(world.failure)
 
 
-@pytest.mark.parametrize("kind", [World, EngineWorld])
 @pytest.mark.parametrize("beyond", [-1, 1])
-def test_a_length_that_was_not_written_is_refused(kind: type[World], beyond: int) -> None:
-    world = kind(uses_words=False)
+def test_a_length_that_was_not_written_is_refused(beyond: int) -> None:
+    world = EngineWorld(uses_words=False)
     with world.running():
         peer = Peer(world)
         peer.sends(Operation.DATA, 4, beyond=beyond)

@@ -1,6 +1,6 @@
 """Exchanges with C programs on rsockets, recorded in the virtual machine by
-tests/interop/record_streams.py and replayed: both backends take in what the C library sent, and
-post what they posted then."""
+tests/interop/record_streams.py and replayed: the engine and the model take in what the C library
+sent, and post what the model posted then."""
 
 import json
 import struct
@@ -142,7 +142,7 @@ def replay(kind: type[World], vector: Path) -> tuple[list[Event], list[Event]]:
     return events, replayed
 
 
-@pytest.mark.parametrize("kind", [_Unchecked, _UncheckedEngine], ids=["python", "c"])
+@pytest.mark.parametrize("kind", [_Unchecked, _UncheckedEngine], ids=["model", "engine"])
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda path: path.stem)
 def test_recorded_exchanges_are_replayed(vector: Path, kind: type[World]) -> None:
     recorded, replayed = replay(kind, vector)

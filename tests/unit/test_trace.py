@@ -19,7 +19,7 @@ from opentelemetry.trace import StatusCode
 import aiordma
 import aiordma.testing
 from aiordma import TracedRequest
-from aiordma._requests.select import BACKENDS, take_trace
+from aiordma._native import take_trace
 from aiordma.integrations.opentelemetry import RequestSpans
 
 pytestmark = pytest.mark.anyio
@@ -52,8 +52,8 @@ asyncio.run(main())
 """
 
 
-def run(code: str, path: Path | str, backend: str = "c") -> None:
-    environment = {**os.environ, "AIORDMA_TRACE": str(path), "AIORDMA_BACKEND": backend}
+def run(code: str, path: Path | str) -> None:
+    environment = {**os.environ, "AIORDMA_TRACE": str(path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
@@ -64,9 +64,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("backend", sorted(BACKENDS))
-def test_each_request_of_a_program_is_a_line_of_json(tmp_path: Path, backend: str) -> None:
-    run(SCENARIO, tmp_path / "a", backend)
+def test_each_request_of_a_program_is_a_line_of_json(tmp_path: Path) -> None:
+    run(SCENARIO, tmp_path / "a")
     found = lines(tmp_path / "a")
     assert sorted((each["operation"], each["bytes"], each["status"]) for each in found) == [
         ("RDMA_READ", 64, "REM_ACCESS_ERR"),

@@ -10,7 +10,6 @@ import pytest
 
 import aiordma
 from aiordma import Access, BoundWindow, Connection, MemoryRegion, MemoryWindowType
-from aiordma._requests.select import BACKEND
 from tests import connections
 from tests.bench.instant import doorbell_fails, instant, prepare, refuses
 from tests.internals import drain_of, free_sends
@@ -20,7 +19,6 @@ pytestmark = pytest.mark.anyio
 
 DEPTH = 8
 ACCESS = Access.REMOTE_READ | Access.REMOTE_WRITE
-ENGINE_IN_C = pytest.mark.skipif(BACKEND == "python", reason="AIORDMA_BACKEND=python: no engine")
 
 
 @asynccontextmanager
@@ -40,7 +38,6 @@ def assert_free(client: Connection, window: BoundWindow, region: MemoryRegion) -
     region.close()
 
 
-@ENGINE_IN_C
 async def test_bind_and_invalidate_are_no_python_calls() -> None:
     async with opened() as (client, window, region):
         with instant(client):

@@ -1,4 +1,4 @@
-"""A WorkCompletion is a named tuple, or behaves as one, from either backend."""
+"""A WorkCompletion behaves as a named tuple."""
 
 import pickle
 from typing import Any

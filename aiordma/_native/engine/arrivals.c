@@ -1,7 +1,4 @@
-/*
- * The queue of what arrived in pooled receives, for the task that receives; its counterpart is in
- * _requests/python_arrivals.py.
- */
+/* The queue of what arrived in pooled receives, for the task that receives. */
 #include "arrivals.h"
 
 #include <errno.h>

@@ -32,7 +32,7 @@ struct engine_arrival {
 };
 
 struct ArrivalQueue {
-    PyObject_HEAD PyObject *owner; /* waits, and raises the errors; see the Python backend */
+    PyObject_HEAD PyObject *owner; /* Arrivals: it waits, and raises the errors */
     PooledReceives *receives;
     Port *port;                     /* of the endpoint */
     struct engine_arrival *arrived; /* a ring of `room` entries, a power of two */

@@ -1,5 +1,4 @@
-/* The drain: polls completion queues, and completes requests. Its counterpart is in
-   _requests/python.py. */
+/* The drain: polls completion queues, and completes requests. */
 #include "engine.h"
 
 #include <errno.h>

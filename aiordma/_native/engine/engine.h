@@ -1,9 +1,8 @@
 /*
- * The hot path as Python objects in C: the in-flight table, requests and their waiters, slots, the
- * ports of queue pairs, the drain. A class that _requests/python.py, python_ports.py or
- * python_arrivals.py also has, under the same name, has the same interface there. docs/hot-path.md
- * has the measurements. These functions hold the GIL, because releasing it costs more than their
- * work. Only the spinner releases it, while it sleeps and now and then while it polls.
+ * The engine: the hot path as Python objects in C: the in-flight table, requests and their waiters,
+ * slots, the ports of queue pairs, the drain. _engine.pyi declares what Python uses of it.
+ * docs/hot-path.md has the measurements. These functions hold the GIL, because releasing it costs
+ * more than their work. Only the spinner releases it, while it sleeps and now and then while it polls.
  */
 #ifndef AIORDMA_ENGINE_H
 #define AIORDMA_ENGINE_H

@@ -59,7 +59,7 @@ static PyObject *use_data_path(PyObject *module, PyObject *address)
     if (!path && PyErr_Occurred())
         return NULL;
     engine_path = path;
-    Py_RETURN_NONE;
+    return Py_NewRef(address);
 }
 
 static PyObject *leak(PyObject *module, PyObject *kept)
@@ -71,7 +71,8 @@ static PyObject *leak(PyObject *module, PyObject *kept)
 
 static PyMethodDef functions[] = {
     {"use_data_path", use_data_path, METH_O,
-     "use_data_path($module, address, /)\n--\n\nUse this table of functions to post and to drain."},
+     "use_data_path($module, address, /)\n--\n\n"
+     "Use this table of functions to post and to drain. Return its address."},
     {"method", engine_method, METH_VARARGS,
      "method($module, name, function, /)\n--\n\n"
      "Make a method whose calls go to the port's method of that name. The function is\n"
@@ -155,6 +156,8 @@ static int execute(PyObject *module)
         if (PyType_Ready(types[i].type) ||
             PyModule_AddObjectRef(module, types[i].name, (PyObject *)types[i].type))
             return -1;
+    if (PyModule_AddIntConstant(module, "BATCH", ENGINE_BATCH))
+        return -1;
     return engine_completion_names();
 }
 

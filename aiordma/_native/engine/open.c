@@ -1,7 +1,6 @@
 /*
  * The requests of one queue pair that have not ended, as a linked list through the requests. A set
- * would be slower: its hashing took a quarter of the time of a request. The type has the interface
- * of OpenRequests in _requests/python.py.
+ * would be slower: its hashing took a quarter of the time of a request.
  */
 #include "engine.h"
 

@@ -1,8 +1,7 @@
 /*
  * Pooled receives: they post the blocks of a pool, again and again, in chains. A block goes round
  * without Python code: it is posted, its request completes, it waits in the queue of its endpoint
- * (arrivals.c), the program gets its contents, and it is posted again. The counterpart in Python is
- * _requests/python_arrivals.py.
+ * (arrivals.c), the program gets its contents, and it is posted again.
  */
 #include "arrivals.h"
 

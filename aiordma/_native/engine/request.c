@@ -1,6 +1,5 @@
 /* A posted work request: its memory, its completion and its result. How it is awaited is in
-   request_await.c, its type in request_type.c. WorkRequest in _requests/python.py is the counterpart
-   of all three. */
+   request_await.c, its type in request_type.c. */
 #include "request.h"
 
 /*

@@ -1,4 +1,4 @@
-/* The in-flight table; its counterpart is in _requests/python.py. */
+/* The in-flight table: the entries of requests, by slot and generation. */
 #include "engine.h"
 
 enum { NONE = UINT32_MAX, LEAST = 64 };

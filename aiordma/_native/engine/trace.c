@@ -1,7 +1,7 @@
 /*
  * The trace: while it is on, each request that ends leaves a record, which Python takes from time to
  * time (_runtime/tracing.py). Recording allocates no Python object, and so runs no code of the
- * program's: it happens where requests end. The counterpart is in _requests/python.py.
+ * program's: it happens where requests end.
  */
 #include "engine.h"
 

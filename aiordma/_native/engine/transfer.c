@@ -1,7 +1,7 @@
 /*
  * What Stream.receive, receive_into and send await. It does in C what most calls do: it takes what
- * has arrived, or waits for it, or posts one message. All else does the general path, a coroutine
- * function in Python (stream.py).
+ * has arrived, or waits for it, or posts one message. For the rest it awaits the general path, a
+ * coroutine of stream.py.
  */
 #include "stream.h"
 

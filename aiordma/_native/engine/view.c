@@ -1,7 +1,4 @@
-/*
- * An arrival as a view of its block, copied nowhere: `async with connection.receive_view()`. Its
- * counterpart is in _requests/python_arrivals.py.
- */
+/* An arrival as a view of its block, copied nowhere: `async with connection.receive_view()`. */
 #include "arrivals.h"
 
 static PyObject *view_name, *enter_name, *end_elsewhere_name, *release_later_name, *replace_name,

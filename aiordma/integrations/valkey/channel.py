@@ -27,7 +27,6 @@ from aiordma.integrations.valkey.control import (
     pack_memory,
     pack_opcode,
 )
-from aiordma.streams.path import SendRing
 from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.memory import MemorySlice
 
@@ -47,6 +46,28 @@ SERVER_RECEIVES = 1024
 answer to our connect permits our device no retries."""
 _SENT = int(WorkCompletionOpcode.RECV)
 _WRITTEN = int(WorkCompletionOpcode.RECV_RDMA_WITH_IMM)
+
+
+class _SendRing:
+    """Registered memory for data that is being sent. It is taken and released in order."""
+
+    def __init__(self, memory: MemorySlice) -> None:
+        self._memory = memory
+        self._view = memory.view
+        self._next = 0
+        self.free: int = len(memory)
+
+    def room(self) -> int:
+        """Return how many bytes there are side by side."""
+        return min(self.free, len(self._memory) - self._next)
+
+    def copy(self, data: bytes | memoryview) -> MemorySlice:
+        """Copy data, at most `room` bytes, and return where it is."""
+        start, end = self._next, self._next + len(data)
+        self._view[start:end] = data
+        self._next = end % len(self._memory)
+        self.free -= len(data)
+        return self._memory[start:end]
 
 
 class ValkeyChannel:
@@ -86,7 +107,7 @@ class ValkeyChannel:
         self._buffer = connection.register(bytearray(buffer_bytes), access)
         ours = connection.register(bytearray(SEND_BYTES + RECEIVES * CONTROL_BYTES))
         self._buffer_view = self._buffer[:].view
-        self._sends = SendRing(ours[:SEND_BYTES])
+        self._sends = _SendRing(ours[:SEND_BYTES])
         self._blocks = [
             ours[at : at + CONTROL_BYTES] for at in range(SEND_BYTES, len(ours), CONTROL_BYTES)
         ]

@@ -1,5 +1,4 @@
-"""The same tests on what is not the default: the backend in Python, and the loop that polls. (The
-unit tests run on that backend as a second part of `make test-software`.)"""
+"""Tests of other modules again, on the loop that polls."""
 
 import os
 import subprocess
@@ -34,12 +33,13 @@ ON_A_DEVICE = [
 ]
 
 
-def run(files: list[str], **settings: str) -> None:
+@pytest.mark.parametrize("files", [OF_THE_ENGINE, ON_A_DEVICE], ids=["engine", "device"])
+def test_polling_loop_passes_the_same_tests(files: list[str]) -> None:
     environment = {
         **os.environ,
         "AIORDMA_TEST_DEVICE": "software",
+        "AIORDMA_TEST_LOOPS": "polling",
         "AIORDMA_RESULTS": "",
-        **settings,
     }
     environment.pop("PYTEST_XDIST_WORKER", None)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", *files]
@@ -48,12 +48,3 @@ def run(files: list[str], **settings: str) -> None:
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
-
-
-def test_devices_work_with_the_python_backend() -> None:
-    run(ON_A_DEVICE, AIORDMA_BACKEND="python", AIORDMA_TEST_LOOPS="asyncio")
-
-
-@pytest.mark.parametrize("files", [OF_THE_ENGINE, ON_A_DEVICE], ids=["engine", "device"])
-def test_the_polling_loop_passes_the_same_tests(files: list[str]) -> None:
-    run(files, AIORDMA_TEST_LOOPS="polling")
