@@ -212,11 +212,6 @@ class Chain:
 
         Raises: as `Connection.post_send`.
         """
-        request = self._port.send(
-            data, immediate=immediate, invalidate=invalidate, fence=fence, solicited=solicited
-        )
-        if request is not None:
-            return request
         flags = send_flags(fence, solicited)
         work = message_work(self._endpoint, "post_send", immediate, invalidate, flags)
         return self._posts.post(work, self._staging.source, [data], "post_send(): data")
@@ -237,11 +232,6 @@ class Chain:
 
         Raises: as `Connection.post_sendv`.
         """
-        request = self._port.sendv(
-            parts, immediate=immediate, invalidate=invalidate, fence=fence, solicited=solicited
-        )
-        if request is not None:
-            return request
         given = several(parts, "post_sendv")
         flags = send_flags(fence, solicited)
         work = message_work(self._endpoint, "post_sendv", immediate, invalidate, flags)
@@ -260,9 +250,6 @@ class Chain:
             NotSupportedError: the chain has `signal_last_only`, and the device may complete later
                 requests before a READ.
         """
-        request = self._port.read(remote, local, fence=fence)
-        if request is not None:
-            return request
         work = read_work(self._endpoint, "post_read", remote, 1, send_flags(fence))
         return self._posts.post(work, self._staging.target, [local], "post_read(): local")
 
@@ -276,9 +263,6 @@ class Chain:
 
         Raises: as `Chain.post_read`.
         """
-        request = self._port.readv(remote, parts, fence=fence)
-        if request is not None:
-            return request
         given = several(parts, "post_readv")
         work = read_work(self._endpoint, "post_readv", remote, len(given), send_flags(fence))
         return self._posts.post(work, self._staging.target, given, f"post_readv(): {PARTS}")
@@ -299,11 +283,6 @@ class Chain:
 
         Raises: as `Connection.post_write`.
         """
-        request = self._port.write(
-            local, remote, immediate=immediate, fence=fence, solicited=solicited
-        )
-        if request is not None:
-            return request
         flags = send_flags(fence, solicited)
         work = write_work(self._endpoint, "post_write", remote, immediate, flags)
         return self._posts.post(work, self._staging.source, [local], "post_write(): local")
@@ -324,11 +303,6 @@ class Chain:
 
         Raises: as `Connection.post_writev`.
         """
-        request = self._port.writev(
-            parts, remote, immediate=immediate, fence=fence, solicited=solicited
-        )
-        if request is not None:
-            return request
         given = several(parts, "post_writev")
         flags = send_flags(fence, solicited)
         work = write_work(self._endpoint, "post_writev", remote, immediate, flags)
@@ -350,9 +324,6 @@ class Chain:
 
         Raises: as `Connection.post_compare_swap`.
         """
-        request = self._port.compare_swap(local, remote, compare, swap, fence=fence)
-        if request is not None:
-            return request
         call, flags = "post_compare_swap", send_flags(fence)
         work = compare_swap_work(self._endpoint, call, remote, compare, swap, flags)
         return self._posts.post(work, self._staging.target, [local], f"{call}(): local")
@@ -367,9 +338,6 @@ class Chain:
 
         Raises: as `Connection.post_fetch_add`.
         """
-        request = self._port.fetch_add(local, remote, add, fence=fence)
-        if request is not None:
-            return request
         call = "post_fetch_add"
         work = fetch_add_work(self._endpoint, call, remote, add, send_flags(fence))
         return self._posts.post(work, self._staging.target, [local], f"{call}(): local")

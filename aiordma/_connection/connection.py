@@ -411,11 +411,6 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_send, ibv_post_send.
         """
-        request = self._port.send(
-            data, immediate=immediate, invalidate=invalidate, fence=fence, solicited=solicited
-        )
-        if request is not None:
-            return request
         flags = send_flags(fence, solicited)
         work = message_work(self._endpoint, "post_send", immediate, invalidate, flags)
         return self._posts.post(work, self._staging.source, [data], "post_send(): data")
@@ -441,11 +436,6 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_sendv.
         """
-        request = self._port.sendv(
-            parts, immediate=immediate, invalidate=invalidate, fence=fence, solicited=solicited
-        )
-        if request is not None:
-            return request
         given = several(parts, "post_sendv")
         flags = send_flags(fence, solicited)
         work = message_work(self._endpoint, "post_sendv", immediate, invalidate, flags)
@@ -472,10 +462,6 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_recv, ibv_post_recv.
         """
-        if not self._endpoint.options.receive_buffers:
-            request = self._port.receive(buffer)
-            if request is not None:
-                return request
         return self._post_receive("post_recv(): buffer", [buffer])
 
     @calls_port("receivev")
@@ -490,10 +476,6 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_recvv.
         """
-        if not self._endpoint.options.receive_buffers:
-            request = self._port.receivev(parts)
-            if request is not None:
-                return request
         return self._post_receive(f"post_recvv(): {PARTS}", several(parts, "post_recvv"))
 
     def _post_receive(self, where: str, parts: list[LocalMemory]) -> WorkRequest:
@@ -538,9 +520,6 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_read.
         """
-        request = self._port.read(remote, local, fence=fence)
-        if request is not None:
-            return request
         work = read_work(self._endpoint, "post_read", remote, 1, send_flags(fence))
         return self._posts.post(work, self._staging.target, [local], "post_read(): local")
 
@@ -560,9 +539,6 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_readv.
         """
-        request = self._port.readv(remote, parts, fence=fence)
-        if request is not None:
-            return request
         given = several(parts, "post_readv")
         work = read_work(self._endpoint, "post_readv", remote, len(given), send_flags(fence))
         return self._posts.post(work, self._staging.target, given, f"post_readv(): {PARTS}")
@@ -596,11 +572,6 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_write.
         """
-        request = self._port.write(
-            local, remote, immediate=immediate, fence=fence, solicited=solicited
-        )
-        if request is not None:
-            return request
         flags = send_flags(fence, solicited)
         work = write_work(self._endpoint, "post_write", remote, immediate, flags)
         return self._posts.post(work, self._staging.source, [local], "post_write(): local")
@@ -625,11 +596,6 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_writev.
         """
-        request = self._port.writev(
-            parts, remote, immediate=immediate, fence=fence, solicited=solicited
-        )
-        if request is not None:
-            return request
         given = several(parts, "post_writev")
         flags = send_flags(fence, solicited)
         work = write_work(self._endpoint, "post_writev", remote, immediate, flags)
@@ -667,9 +633,6 @@ class Connection(ObjectStream[bytes]):
 
         See: man ibv_post_send.
         """
-        request = self._port.compare_swap(local, remote, compare, swap, fence=fence)
-        if request is not None:
-            return request
         call = "post_compare_swap"
         work = compare_swap_work(self._endpoint, call, remote, compare, swap, send_flags(fence))
         return self._posts.post(work, self._staging.target, [local], f"{call}(): local")
@@ -689,9 +652,6 @@ class Connection(ObjectStream[bytes]):
 
         See: man ibv_post_send.
         """
-        request = self._port.fetch_add(local, remote, add, fence=fence)
-        if request is not None:
-            return request
         call = "post_fetch_add"
         work = fetch_add_work(self._endpoint, call, remote, add, send_flags(fence))
         return self._posts.post(work, self._staging.target, [local], f"{call}(): local")

@@ -105,6 +105,7 @@ Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 KINDS: dict[str, Callable[[MemorySlice, RemoteMemory], Call]] = {
     "write_immediate": lambda m, r: ("post_write", (m, r), {"immediate": 7}),
     "write_keywords": lambda m, r: ("post_write", (), {"remote": r, "local": m, "fence": True}),
+    "write_made_keyword": lambda m, r: ("post_write", (m, r), {"".join(["fen", "ce"]): True}),
     "write_region": lambda m, r: ("post_write", (m.region, r), {"solicited": True}),
     "write_inline": lambda m, r: ("post_write", (bytes(64), r), {"immediate": None}),
     "writev": lambda m, r: ("post_writev", ([m[:8], m[8:]], r), {}),

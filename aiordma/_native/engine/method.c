@@ -1,7 +1,8 @@
 /*
  * Methods such as post_write(local, remote, immediate=1), whose calls run no Python code, but post
  * through a queue pair's port. A call for which the port returns None is passed to the Python
- * function that the method was made of. That function has the documentation, and raises the errors.
+ * function that the method was made of. That function takes the general path, has the documentation,
+ * and raises the errors.
  */
 #include "engine.h"
 
@@ -115,17 +116,29 @@ int engine_method_names(void)
     return 0;
 }
 
-/* Names in a program's calls are interned. Any other name takes the general path. */
+/* The names in a program's calls are interned; only those of `**keywords` may not be. -1: unknown. */
+static int find_parameter(enum engine_kind kind, PyObject *name)
+{
+    PyObject *const *names = parameter_names[kind];
+
+    for (int i = 0; i < MOST_ARGUMENTS && names[i]; i++)
+        if (names[i] == name)
+            return i;
+    for (int i = 0; i < MOST_ARGUMENTS && names[i]; i++)
+        if (PyUnicode_Compare(names[i], name) == 0)
+            return i;
+    return -1;
+}
+
 static int read_keyword(enum engine_kind kind, PyObject *name, PyObject *value, PyObject **given)
 {
-    for (int i = 0; i < MOST_ARGUMENTS && parameter_names[kind][i]; i++)
-        if (parameter_names[kind][i] == name) {
-            enum engine_argument argument = kinds[kind].parameters[i].argument;
-            int is_new = !given[argument];
-            given[argument] = value;
-            return is_new;
-        }
-    return 0;
+    int found = find_parameter(kind, name);
+    if (found < 0)
+        return 0;
+    enum engine_argument argument = kinds[kind].parameters[found].argument;
+    int is_new = !given[argument];
+    given[argument] = value;
+    return is_new;
 }
 
 int engine_arguments(enum engine_kind kind, PyObject *const *arguments, Py_ssize_t count,
