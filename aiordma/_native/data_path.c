@@ -72,7 +72,7 @@ static void acknowledge(struct aiordma_drain *drain)
         }
 }
 
-int aiordma_take_events(struct aiordma_drain *drain)
+static int take_events(struct aiordma_drain *drain)
 {
     uint32_t expected = 0, taken = 0;
     struct ibv_cq *queue;
@@ -103,7 +103,7 @@ int aiordma_take_events(struct aiordma_drain *drain)
     return error == EAGAIN || error == EWOULDBLOCK || error == EINTR ? 0 : -error;
 }
 
-int aiordma_arm_queues(struct aiordma_drain *drain)
+static int arm_queues(struct aiordma_drain *drain)
 {
     for (uint32_t i = 0; i < drain->queue_count; i++)
         if (!drain->queues[i].armed) {
@@ -115,7 +115,7 @@ int aiordma_arm_queues(struct aiordma_drain *drain)
     return 0;
 }
 
-int aiordma_poll_queues(struct aiordma_drain *drain)
+static int poll_queues(struct aiordma_drain *drain)
 {
     uint32_t count = 0, first = drain->next;
 
@@ -181,9 +181,9 @@ int aiordma_post_receives(struct ibv_qp *queue_pair, struct ibv_srq *shared,
 const struct aiordma_data_path *aiordma_data_path(void)
 {
     static const struct aiordma_data_path path = {
-        .take_events = aiordma_take_events,
-        .arm_queues = aiordma_arm_queues,
-        .poll_queues = aiordma_poll_queues,
+        .take_events = take_events,
+        .arm_queues = arm_queues,
+        .poll_queues = poll_queues,
         .post_sends = aiordma_post_sends,
         .post_receives = aiordma_post_receives,
         .fill_sends = aiordma_fill_sends,

@@ -20,41 +20,6 @@ struct aiordma_completion {
     uint16_t reserved;
 };
 
-/* One completion queue on a drained channel. */
-struct aiordma_drained_queue {
-    struct ibv_cq *queue;
-    uint32_t events; /* taken from the channel and not acknowledged yet */
-    uint32_t armed;
-};
-
-/* A completion channel, its queues, and the completions that were polled from them. */
-struct aiordma_drain {
-    const struct aiordma_provider *provider;
-    struct ibv_comp_channel *channel; /* non-blocking */
-    struct aiordma_drained_queue *queues;
-    struct aiordma_completion *batch;
-    uint32_t queue_count;
-    uint32_t capacity; /* of batch */
-    uint32_t more;     /* out: the last poll filled the batch; poll again */
-    uint32_t next;     /* the queue that is polled first, behind the one that filled a batch */
-    uint64_t events;   /* out: taken from the channel in total */
-};
-
-/*
- * The three steps of a drain. ibv_req_notify_cq is one-shot: poll after aiordma_arm_queues, or a
- * completion between the last poll and the arming is never reported.
- *
- * Take the events of the channel's armed queues, and acknowledge them. 0 or -errno.
- */
-int aiordma_take_events(struct aiordma_drain *drain);
-/* Request a notification from each queue that is not armed. 0 or -errno. */
-int aiordma_arm_queues(struct aiordma_drain *drain);
-/*
- * Poll the queues until they are empty or the batch is full. The number of completions, or -EIO. A
- * queue that fills every batch does not keep the others from being polled.
- */
-int aiordma_poll_queues(struct aiordma_drain *drain);
-
 /* Poll one queue until it is empty or the batch is full. The number of completions, or -errno. */
 int aiordma_poll(struct ibv_cq *queue, struct aiordma_completion *batch, int capacity);
 
