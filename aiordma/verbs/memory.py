@@ -93,7 +93,7 @@ class MemorySlice(Part):
 
     def __bytes__(self) -> bytes:
         self.region._require_open()
-        return self._copy(self.length)
+        return self.view.tobytes()
 
     @property
     def view(self) -> memoryview:
@@ -103,17 +103,6 @@ class MemorySlice(Part):
         """
         offset = self.address - self.region.address
         return self.region.view[offset : offset + self.length]
-
-    def _copy(self, length: int) -> bytes:
-        """Return a copy of the first bytes."""
-        offset = self.address - self.region.address
-        return self.region.view[offset : offset + length].tobytes()
-
-    def _export(self, length: int) -> Any:
-        """Return an object with the buffer of the first bytes. It lives as long as a view of it,
-        and keeps the memory mapped, also after the region is closed."""
-        offset = self.address - self.region.address
-        return ffi.buffer(ffi.from_buffer(self.region.view[offset : offset + length]), length)
 
     @property
     def _is_accessible(self) -> bool:
