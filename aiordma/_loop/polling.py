@@ -64,7 +64,7 @@ class PollingEventLoop(asyncio.SelectorEventLoop):
 
     def poll(self, drain: object) -> bool:
         """Poll the drain from now on, and arm its queues before the loop sleeps. Return False, and
-        do nothing, for a drain of the Python backend.
+        do nothing, for an object that is no drain of the engine's.
 
         Args:
             drain: a drain of the engine's.
