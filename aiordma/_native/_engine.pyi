@@ -136,7 +136,7 @@ class ArrivalView:
 
 @final
 class StreamPath:
-    """The data path of a stream. See `streams/path.py`, which has its owner's interface.
+    """The data path of a stream. `streams/path.py` has the interface of its owner.
 
     Attributes:
         owner: errors are reported to it.

@@ -1,7 +1,6 @@
 /*
- * The data path of a byte stream: rsockets' protocol without Python code. Its counterpart is
- * streams/path.py, on top of streams/protocol.py, which explains the protocol. A test compares both
- * (tests/unit/test_rsocket_inputs.py).
+ * The data path of a byte stream: rsockets' protocol without Python code. streams/protocol.py
+ * describes the protocol. tests/fuzz/model_path.py is the oracle of this file.
  *
  * Python's Rsocket (streams/rsocket.py) makes the path, and is its owner, to which errors are
  * reported. What a peer sends is checked here, and nothing is written outside of the memory that the
