@@ -23,10 +23,12 @@ def marked() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in ROOT.glob("tests/**/test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            for each in getattr(node, "decorator_list", ()):
-                if ast.unparse(each).startswith("pytest.mark.promise("):
-                    for title in each.args:
-                        found.setdefault(title.value, []).append(f"{path}::{node.name}")
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for each in node.decorator_list:
+                if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.promise":
+                    for title in map(ast.literal_eval, each.args):
+                        found.setdefault(title, []).append(f"{path}::{node.name}")
     return found
 
 

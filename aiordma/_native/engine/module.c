@@ -14,8 +14,9 @@ static int is_datagram_class(PyObject *class)
 
 static PyObject *give(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"completion", "remote",  "memory_slice", "wait_elsewhere", "log",
-                            "detached",   "datagram", "datagram_arrival", NULL};
+    static char *names[] = {"completion", "remote",   "memory_slice", "wait_elsewhere",
+                            "log",        "detached", "datagram",     "datagram_arrival",
+                            NULL};
     PyObject *completion = NULL, *remote = NULL, *wait = NULL, *log = NULL, *detached = NULL;
     PyObject *slice = NULL, *datagram = NULL, *arrival = NULL;
 
@@ -148,9 +149,10 @@ static int execute(PyObject *module)
         {"DatagramFields", &engine_datagram_type},
         {"DatagramReceive", &engine_receive_type},
     };
-    if (refuse_subinterpreter() || engine_prepare() || engine_work_names() || engine_method_names() || engine_pool_names() ||
-        engine_pooled_names() || engine_arrival_names() || engine_view_names() ||
-        engine_stream_names() || engine_datagram_names())
+    if (refuse_subinterpreter() || engine_prepare() || engine_work_names() ||
+        engine_method_names() || engine_pool_names() || engine_pooled_names() ||
+        engine_arrival_names() || engine_view_names() || engine_stream_names() ||
+        engine_datagram_names())
         return -1;
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
         if (PyType_Ready(types[i].type) ||

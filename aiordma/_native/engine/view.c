@@ -193,8 +193,7 @@ static void replace_block(ArrivalView *view)
 
     /* First, so that the block is returned at last, whatever becomes of its replacement. */
     view->after = release_later(queue, lease);
-    PyObject *result =
-        view->after ? engine_call_method_alone(replace_name, arguments, 2) : NULL;
+    PyObject *result = view->after ? engine_call_method_alone(replace_name, arguments, 2) : NULL;
     if (!result)
         engine_log("replacing a block of %r failed", queue->port->owner);
     Py_XDECREF(result);
