@@ -253,11 +253,11 @@ class SendQueue(WorkQueue):
         `works` are the operations of all other requests, `requests` those of the port."""
         try:
             if not works:
-                error = port.post(signal_last_only)
+                error = port.post()
             else:
                 raw = pack_chain(works, [0] * len(works), [int(work.flags) for work in works])
                 sges = b"".join([work.sges for work in works])
-                error = port.post(signal_last_only, int(ffi.cast("uintptr_t", raw)), sges)
+                error = port.post(int(ffi.cast("uintptr_t", raw)), sges)
         except BaseException as refused:  # an interrupt can come behind the post
             if not port.posted:
                 self._not_posted(requests, refused)

@@ -244,7 +244,7 @@ def test_a_chain_port_does_not_do_what_makes_no_sense() -> None:
             chain_port.__new__(chain_port)
         port = chain_port(endpoint_of(client).port)
         with pytest.raises(ValueError, match="posted once"):
-            port.post(False)
+            port.post()
         for wrong in (None, client):
             with pytest.raises(ValueError, match="takes a WorkRequest"):
                 port.add(wrong)
@@ -254,15 +254,15 @@ def test_a_chain_port_does_not_do_what_makes_no_sense() -> None:
         assert port.send(3) is None
         request = port.write(local, remote)
         assert port.requests() == [request]
-        assert port.post(False) == 0
+        assert port.post() == 0
         assert (port.posted, port.count, port.over) == (1, 1, True)
         with pytest.raises(ValueError, match="posted once"):
-            port.post(False)
+            port.post()
         assert port.write(local, remote) is None
         await request
         added = chain_port(endpoint_of(client).port)
         added.add(request)
         with pytest.raises(ValueError, match="posted once"):
-            added.post(False)  # without its work
+            added.post()  # without its work
 
     run(main)

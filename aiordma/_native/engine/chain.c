@@ -309,16 +309,15 @@ static unsigned int count_general(const ChainPort *chain)
  * Sets `error` to an errno. -1: an exception is set; unless is_posted is set as well, the chain is as
  * before. If the device refused requests, an interrupt stays kept: they have to fail first.
  */
-static int post(ChainPort *chain, int signal_last_only, const void *works, const char *sges,
-                size_t size, int *error)
+static int post(ChainPort *chain, const void *works, const char *sges, size_t size, int *error)
 {
     unsigned int count = count_general(chain);
     char was_over = chain->over;
 
     /* First: making the list can run the program's code, which might add to the chain. */
     chain->over = chain->is_posted = 1;
-    PyObject *run = signal_last_only ? list_requests(chain) : NULL;
-    if (signal_last_only && !run) {
+    PyObject *run = chain->signal_last_only ? list_requests(chain) : NULL;
+    if (chain->signal_last_only && !run) {
         chain->over = was_over;
         chain->is_posted = 0;
         return -1;
@@ -348,15 +347,15 @@ static PyObject *chain_post(ChainPort *chain, PyObject *args)
     unsigned long long works = 0;
     const char *sges = "";
     Py_ssize_t size = 0;
-    int signal_last_only, error = 0;
+    int error = 0;
 
-    if (!PyArg_ParseTuple(args, "p|Ky#", &signal_last_only, &works, &sges, &size))
+    if (!PyArg_ParseTuple(args, "|Ky#", &works, &sges, &size))
         return NULL;
     if (!chain->count || chain->is_posted || (count_general(chain) && !works)) {
         PyErr_SetString(PyExc_ValueError, "a chain is posted once, and must not be empty");
         return NULL;
     }
-    return post(chain, signal_last_only, (const void *)(uintptr_t)works, sges, (size_t)size, &error)
+    return post(chain, (const void *)(uintptr_t)works, sges, (size_t)size, &error)
                ? NULL
                : PyLong_FromLong(error);
 }
@@ -378,7 +377,7 @@ PyObject *engine_end_chain(PyObject *module, PyObject *const *arguments, Py_ssiz
                                 arguments[2] == Py_None && chain->count && !count_general(chain) &&
                                 engine_usable(chain->port, chain->port->ready);
     if (is_posted)
-        failed = post(chain, chain->signal_last_only, NULL, "", 0, &chain->error);
+        failed = post(chain, NULL, "", 0, &chain->error);
     if (failed && !chain->is_posted) {
         PyErr_Clear(); /* the same */
         failed = is_posted = 0;
@@ -456,7 +455,7 @@ static PyMethodDef methods[] = {
      "requests($self, /)\n--\n\n"
      "Return all requests, in order."},
     {"post", (PyCFunction)chain_post, METH_VARARGS,
-     "post($self, signal_last_only, works=0, sges=b'', /)\n--\n\n"
+     "post($self, works=0, sges=b'', /)\n--\n\n"
      "Post all requests, those that Python made with the works at that address. Return\n"
      "an errno. A negative one: the device accepted all, and the doorbell failed."},
     {NULL, NULL, 0, NULL},
@@ -465,7 +464,7 @@ static PyMethodDef methods[] = {
 static PyMemberDef members[] = {
     {"over", T_BOOL, offsetof(ChainPort, over), 0, "Whether it collects no more requests."},
     {"signal_last_only", T_BOOL, offsetof(ChainPort, signal_last_only), 0,
-     "Whether the end of the block posts the chain with only the last request signaled."},
+     "Whether only the last request is signaled."},
     {"error", T_INT, offsetof(ChainPort, error), 0,
      "The errno of a post at the end of the block, as of `post`."},
     {"count", T_PYSSIZET, offsetof(ChainPort, count), READONLY, "The number of requests."},
