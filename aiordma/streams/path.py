@@ -1,5 +1,5 @@
 """The data path of a stream: rsockets' protocol, carried out by the engine
-(`_native/engine/stream.c`). Here are the memory that it uses, and what its owner implements.
+(`_native/engine/stream.c`). This module has its memory, and the interface of its owner.
 
 Data to send is copied into a ring of registered memory, or written from the caller's registered
 memory. Data that arrived lies in another ring, until it is read. On iWARP rsockets uses no
@@ -42,18 +42,21 @@ Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 class Owner(Protocol):
-    """What the data path calls for what ends the stream. A method may be called twice in place of
-    once."""
+    """The object that ends a stream when its data path has failed. The engine may call a method
+    twice in place of once."""
 
     def violated(self, text: str) -> None:
-        """The peer did what no correct peer does."""
+        """End the stream: the peer violated the protocol."""
 
     def wrong_arrival(self, completion: WorkCompletion) -> None:
-        """The peer sent a message of another kind."""
+        """End the stream: the peer sent a message of another kind."""
 
     def refused(self, post: tuple[int, bool]) -> None:
-        """A request could not be posted: C's errno (0: the connection is not usable here), and
-        whether it was a receive."""
+        """End the stream: a request could not be posted.
+
+        Args:
+            post: the errno (0: the connection is not usable here), and whether it was a receive.
+        """
 
 
 class Memory:
