@@ -153,12 +153,10 @@ test-software: venv
 
 # Modules of several seconds each: most compile programs, start them, or wait for a time limit.
 SLOW = $(addprefix tests/unit/test_, bench_native.py buffer_cycles.py build.py \
-	cli_mistakes.py descriptors.py engine_safety.py \
-	forked.py interpreters.py \
-	interrupts.py \
+	cli_mistakes.py descriptors.py engine_safety.py forked.py interrupts.py \
 	native.py polling_loop.py pytest_plugin.py software_handshake.py \
 	software_held.py software_identifiers.py software_no_memory.py software_silence.py \
-	software_streams.py software_truncated.py stream_peers.py wheel.py) \
+	software_streams.py software_truncated.py wheel.py) \
 	$(addprefix tests/device/test_, bench.py cli.py cp.py dead_peers.py disconnect_storms.py fork.py \
 	grants.py peer_gone.py process_life.py pytest_asyncio.py stream_attacks.py streams_anyio.py \
 	streams_as_trio.py streams_programs.py thread_limits.py transport_close.py)
@@ -167,8 +165,8 @@ test-quick: venv
 	@status=0; \
 	AIORDMA_TEST_LOOPS=asyncio AIORDMA_TEST_DEVICE=software $(PARALLEL) $(call tests_of,tests/unit tests/device) \
 		$(addprefix --ignore=,$(SLOW)) $(call report_to,quick) || status=1; \
-	echo "make test-quick leaves out uvloop and trio; rxe and siw with the"; \
-	echo "tests beside C programs; tests/dask, tests/valkey, tests/faults, tests/attacks, tests/docs, tests/soak; and these slow modules:"; \
+	echo "make test-quick leaves out uvloop and trio; rxe and siw with the tests beside C programs;"; \
+	echo "tests/dask, tests/valkey, tests/faults, tests/attacks, tests/docs, tests/soak; and these slow modules:"; \
 	echo "$(SLOW)" | fmt -w 96; \
 	echo "make test runs them all."; \
 	exit $$status
