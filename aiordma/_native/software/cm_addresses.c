@@ -170,6 +170,22 @@ static int bind_addr(struct rdma_cm_id *id, struct sockaddr *address)
     return sw_result(error);
 }
 
+/* An address of this machine is its own source. A link-local one can be another machine's, too. */
+static int is_own(const struct sockaddr *destination, struct sockaddr_storage *found)
+{
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)(const void *)destination;
+    union ibv_gid gid;
+
+    if (destination->sa_family == AF_INET6 &&
+        (IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr) || IN6_IS_ADDR_V4MAPPED(&six->sin6_addr)))
+        return 0;
+    sw_gid_of(destination, &gid);
+    if (sw_gid_index(&gid) < 0)
+        return 0;
+    sw_address_of(&gid, found);
+    return 1;
+}
+
 /*
  * Find the local address of the route to a destination: a connected UDP socket has it as its name.
  * Connecting a UDP socket sends nothing.
@@ -180,6 +196,8 @@ static int find_source(const struct sockaddr *source, const struct sockaddr *des
     struct sockaddr_storage target, origin = {0};
     socklen_t size = sw_address_length(destination), found_size = sizeof(*found);
 
+    if ((!source || is_wildcard(source)) && is_own(destination, found))
+        return 0;
     memset(&target, 0, sizeof(target));
     memcpy(&target, destination, size);
     if (!*sw_port_of((struct sockaddr *)&target))

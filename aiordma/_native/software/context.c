@@ -227,8 +227,6 @@ static int close_device(struct ibv_context *public)
         link = &(*link)->next;
     *link = context->next;
     sw_device.counts.contexts--;
-    if (!sw_device.contexts)
-        sw_unwatch_gids();
     close(public->async_fd);
     sw_unlock();
     pthread_mutex_destroy(&public->mutex);

@@ -25,7 +25,7 @@ static struct {
     } entries[SW_MOST_GIDS];
     int has_changed;       /* since the last GID_CHANGE */
     int is_stale;          /* a notification was read, and the addresses could not be */
-    struct sw_watch watch; /* of the kernel's notifications, while a context is open */
+    struct sw_watch watch; /* of the kernel's notifications */
 } gids;
 
 static void map_ipv4(const void *address, union ibv_gid *gid)
@@ -108,8 +108,7 @@ static int refresh_gids(void)
     return 0;
 }
 
-/* Returns whether the kernel had notified of anything. */
-static int read_news(void)
+static void read_news(void)
 {
     char message[4096];
     int count = 0;
@@ -118,24 +117,34 @@ static int read_news(void)
     while (recv(gids.watch.fd, message, sizeof(message), 0) >= 0 || errno == ENOBUFS)
         count++;
     if (!count)
-        return 0;
+        return;
     /* Listing the addresses takes a descriptor. */
     if (refresh_gids())
         gids.is_stale = 1;
     else
         raise_change();
-    return 1;
 }
 
 static void news(struct sw_watch *watch, uint32_t events)
 {
     (void)watch, (void)events;
-    (void)read_news();
+    read_news();
 }
 
 static int is_shortage(int error)
 {
     return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+/*
+ * Bring the table up to date: read the kernel's notifications. Compare all addresses only if the
+ * kernel cannot notify, or if that was not possible at its last notification.
+ */
+static int update(void)
+{
+    if (gids.watch.slot)
+        read_news();
+    return gids.watch.slot && !gids.is_stale ? 0 : refresh_gids();
 }
 
 int sw_watch_gids(void)
@@ -166,39 +175,28 @@ int sw_watch_gids(void)
     return 0;
 }
 
-void sw_unwatch_gids(void)
-{
-    if (!gids.watch.slot)
-        return;
-    int fd = gids.watch.fd;
-    sw_unwatch(&gids.watch);
-    close(fd);
-}
-
 void sw_gids_forked(void)
 {
     memset(&gids.watch, 0, sizeof(gids.watch));
 }
 
+int sw_has_gid(const union ibv_gid *gid)
+{
+    if (find_gid(gid) < 0)
+        (void)update();
+    return find_gid(gid) >= 0;
+}
+
 int sw_gid_index(const union ibv_gid *gid)
 {
-    int error = refresh_gids();
-    int index = find_gid(gid);
+    int error = 0;
 
+    if (!gids.watch.slot || find_gid(gid) < 0)
+        error = update();
+    int index = find_gid(gid);
     if (index < 0)
         errno = error ? error : ENODEV;
     return index;
-}
-
-int sw_has_gid(const union ibv_gid *gid)
-{
-    if (find_gid(gid) >= 0)
-        return 1;
-    /* A packet can be read before the notification of the address that it was sent to. */
-    int is_new = gids.watch.slot && read_news();
-    if (!gids.watch.slot || gids.is_stale)
-        is_new |= !refresh_gids();
-    return is_new && find_gid(gid) >= 0;
 }
 
 static int read_gid(int index, struct ibv_gid_entry *entry)
@@ -217,7 +215,7 @@ static int read_gid(int index, struct ibv_gid_entry *entry)
 
 int sw_gid_entry(int index, struct ibv_gid_entry *entry)
 {
-    int error = refresh_gids();
+    int error = update();
     int missing = read_gid(index, entry);
 
     return missing == ENODATA && error ? error : missing;
@@ -292,7 +290,7 @@ static ssize_t query_gid_table(struct ibv_context *context, struct ibv_gid_entry
     if (!context || !entries || !most || flags || !entry_size)
         return -EINVAL;
     sw_lock();
-    (void)refresh_gids();
+    (void)update();
     for (int i = 0; i < SW_MOST_GIDS; i++) {
         if (read_gid(i, &found))
             continue;

@@ -8,17 +8,14 @@
 
 /*
  * The GID table has an entry of type IBV_GID_TYPE_ROCE_V2 for each IP address of the interfaces
- * that are up. A removed address leaves an empty entry, so that the other indices stay. Each call
- * refreshes the table, which takes long on a machine with many addresses, except for sw_has_gid.
+ * that are up. A removed address leaves an empty entry, so that the other indices stay. The table is
+ * compared with the interfaces' addresses when the kernel notifies of a change. Only if it cannot
+ * notify, the calls below compare it each time, which takes long on a machine with many addresses.
  * sw_gid_index returns the index of an address (IPv4 as ::ffff:a.b.c.d), or -1 and errno: ENODEV, or
- * the reason why the table could not be refreshed.
+ * the reason why the addresses could not be read.
  */
 int sw_gid_index(const union ibv_gid *gid);
-/*
- * Whether the table has an address; for each packet, while a context is open. Refreshes the table
- * only if the address is missing, and the kernel has notified of a change, or cannot notify, or
- * the addresses could not be read at its last notification.
- */
+/* Whether the table has an address; for each packet. Never compares the table if it has. */
 int sw_has_gid(const union ibv_gid *gid);
 /* Read an entry. Returns 0, ENODATA if the entry is empty, or EINVAL beyond the table. */
 int sw_gid_entry(int index, struct ibv_gid_entry *entry);
@@ -27,12 +24,10 @@ void sw_gid_of(const struct sockaddr *address, union ibv_gid *gid);
 void sw_address_of(const union ibv_gid *gid, struct sockaddr_storage *address);
 
 /*
- * Watch the kernel's notifications of addresses, and raise GID_CHANGE, while a context is open.
- * Fails only for lack of descriptors or memory. If the kernel does not allow it, there are no such
- * events.
+ * Watch the kernel's notifications of addresses from now on, and raise GID_CHANGE. Fails only for
+ * lack of descriptors or memory. If the kernel does not allow it, there are no such events.
  */
 int sw_watch_gids(void);
-void sw_unwatch_gids(void);
 /* In a fork's child: the engine has closed what was watched. */
 void sw_gids_forked(void);
 
