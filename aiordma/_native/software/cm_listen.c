@@ -27,6 +27,7 @@ enum {
     CALM_MILLISECONDS = 10000,  /* until a shortage is reported again */
     TCP_BACKLOG = 4096,         /* silent peers do not fill it between two turns */
     ACCEPTS_AT_ONCE = 16,
+    HANDSHAKE_WORK = 16 * SW_FRAME_WORK, /* to accept a peer, or to read from it */
 };
 
 /* -- listening ------------------------------------------------------------------------- */
@@ -110,7 +111,8 @@ static void asking_peer_left(struct sw_watch *watch, uint32_t events)
     struct sw_connection *peer = SW_CONTAINER(watch, struct sw_connection, watch);
 
     (void)events;
-    sw_unwatch(watch);
+    sw_progress_unwatch(&peer->member);
+    sw_device.reads++;
     sw_report_last(peer->identifier, RDMA_CM_EVENT_CONNECT_ERROR, -ECONNRESET);
 }
 
@@ -136,6 +138,9 @@ static int request_arrived(struct sw_connection *peer)
         error = sw_get_socket_address(peer->fd, getpeername, &addresses->dst_storage);
     if (!error)
         error = sw_bind_device(identifier);
+    if (!error) /* the peer sends nothing more before the reply */
+        error = peer->watch.slot ? sw_rewatch(&peer->watch, EPOLLRDHUP)
+                                 : sw_watch_connection(peer, listener, EPOLLRDHUP);
     if (!error) {
         event = event_of_request(listener, identifier, &peer->peer);
         error = event ? 0 : ENOMEM;
@@ -145,8 +150,7 @@ static int request_arrived(struct sw_connection *peer)
         return error;
     }
     sw_end_handshake(&peer->handshake);
-    peer->watch.ready = asking_peer_left;       /* the peer sends nothing more before the reply */
-    (void)sw_rewatch(&peer->watch, EPOLLRDHUP); /* it was watched: this cannot fail */
+    peer->watch.ready = asking_peer_left;
     peer->identifier = identifier;
     peer->listener = NULL;
     identifier->connection = peer;
@@ -155,15 +159,13 @@ static int request_arrived(struct sw_connection *peer)
     return 0;
 }
 
-static void read_request(struct sw_watch *watch, uint32_t events)
+/* EAGAIN: the request has not arrived. Otherwise the handshake is over, also after a failure. */
+static int try_request(struct sw_connection *peer)
 {
-    struct sw_connection *peer = SW_CONTAINER(watch, struct sw_connection, watch);
-
-    (void)events;
     int error = sw_read_handshake(peer, 0);
+
     if (error == EAGAIN)
-        return;
-    struct sw_connection *listener = peer->listener;
+        return error;
     if (!error)
         error = request_arrived(peer);
     if (error == EOPNOTSUPP) {
@@ -174,7 +176,18 @@ static void read_request(struct sw_watch *watch, uint32_t events)
     } else if (error) {
         drop_handshake(&peer->handshake);
     }
-    accept_again(listener);
+    return error;
+}
+
+static void read_request(struct sw_watch *watch, uint32_t events)
+{
+    struct sw_connection *peer = SW_CONTAINER(watch, struct sw_connection, watch);
+    struct sw_connection *listener = peer->listener;
+
+    (void)events;
+    sw_add_work(HANDSHAKE_WORK);
+    if (try_request(peer) != EAGAIN)
+        accept_again(listener);
 }
 
 static int await_request(struct sw_connection *listener, int fd, const struct sockaddr *from)
@@ -193,8 +206,10 @@ static int await_request(struct sw_connection *listener, int fd, const struct so
     int error = 0, on = 1;
     if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)))
         error = errno;
+    if (!error && try_request(peer) != EAGAIN)
+        return 0; /* most requests come with the connection */
     if (!error)
-        error = sw_watch(&peer->watch, fd, EPOLLIN);
+        error = sw_watch_connection(peer, listener->identifier, EPOLLIN);
     if (!error)
         error = sw_begin_handshake(&peer->handshake, from);
     if (error)
@@ -291,7 +306,7 @@ static int accept_nobody(struct sw_connection *listener, int reason)
 /* Move a socket to the lowest free number: the descriptors kept for the program stay free. */
 static int low_descriptor(int fd)
 {
-    int lower = sw_is_scarce(fd) ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
+    int lower = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 
     if (lower < 0)
         return fd;
@@ -312,13 +327,18 @@ static int accept_one(struct sw_connection *listener)
         return accept_nobody(listener, error);
     if (error)
         return error;
+    sw_device.reads++;
+    sw_add_work(HANDSHAKE_WORK);
     listener->retries = 0;
-    if (sw_is_scarce(fd) && !sw_evict_handshake()) {
-        report_shortage(listener, EMFILE);
-        turn_away(fd);
-        return 0;
+    if (sw_is_scarce(fd)) {
+        if (!sw_evict_handshake()) {
+            report_shortage(listener, EMFILE);
+            turn_away(fd);
+            return 0;
+        }
+        fd = low_descriptor(fd);
     }
-    error = await_request(listener, low_descriptor(fd), (struct sockaddr *)&from);
+    error = await_request(listener, fd, (struct sockaddr *)&from);
     if (is_shortage(error))
         report_shortage(listener, error);
     return error;
@@ -330,7 +350,7 @@ static void accept_some(struct sw_watch *watch, uint32_t events)
     int error = 0;
 
     (void)events;
-    for (int i = 0; i < ACCEPTS_AT_ONCE && !error; i++) {
+    for (int i = 0; i < ACCEPTS_AT_ONCE && !error && !sw_turn_is_over(); i++) {
         if (listener->waiting >= listener->backlog) {
             /* Further peers wait in TCP's own queue until the program takes a request. */
             (void)sw_rewatch(&listener->watch, 0);
@@ -351,7 +371,7 @@ static int start_listening(struct sw_identifier *identifier, int backlog)
         connection->spare = sw_new_signal();
     if (connection->spare < 0 || listen(connection->fd, TCP_BACKLOG))
         return errno;
-    return sw_watch(&connection->watch, connection->fd, EPOLLIN);
+    return sw_watch_connection(connection, identifier, EPOLLIN);
 }
 
 static void request_taken(struct sw_identifier *listener)
@@ -368,6 +388,9 @@ static void request_taken(struct sw_identifier *listener)
 static int check_patience(const struct sw_connection *connection)
 {
     char byte;
+
+    if (connection->arrived > connection->size)
+        return ECONNRESET;
     ssize_t got = recv(connection->fd, &byte, sizeof(byte), MSG_PEEK | MSG_DONTWAIT);
 
     return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? 0 : ECONNRESET;
@@ -418,10 +441,11 @@ static int accept_request(struct sw_identifier *identifier)
     if (!error) {
         identifier->state = SW_CM_ACCEPTING;
         identifier->timer.expired = sw_took_too_long;
+        sw_cm_lend(identifier);
         error = announces ? sw_call_later(&identifier->timer, HEARD_MILLISECONDS) : 0;
     }
     if (!error)
-        error = sw_begin_stream(connection, &terms);
+        error = sw_begin_stream(connection, &terms, announces ? sw_cm_progress(identifier) : NULL);
     if (error) {
         struct sw_queue_pair *pair = connection->pair;
         sw_cancel(&identifier->timer);

@@ -34,6 +34,7 @@ struct sw_connection *sw_new_connection(struct sw_identifier *identifier)
 
     if (connection) {
         connection->identifier = identifier;
+        connection->member.watch = &connection->watch;
         connection->fd = connection->spare = -1;
     }
     return connection;
@@ -43,7 +44,7 @@ void sw_close_connection(struct sw_connection *connection)
 {
     if (connection->fd < 0)
         return;
-    sw_unwatch(&connection->watch);
+    sw_progress_unwatch(&connection->member);
     close(connection->fd);
     connection->fd = -1;
     sw_device.counts.sockets--;
@@ -160,20 +161,17 @@ int sw_stream_bind(struct sw_identifier *identifier)
 int sw_read_handshake(struct sw_connection *connection, int is_reply)
 {
     for (;;) {
-        size_t wanted = SW_MPA_HEADER;
-        if (connection->arrived) {
-            int size = sw_mpa_size(connection->frame, connection->arrived, is_reply);
-            if (size < 0)
-                return EPROTO;
-            if (size && connection->arrived == (size_t)size)
-                return sw_mpa_read(connection->frame, (size_t)size, is_reply, &connection->peer)
-                           ? EPROTO
-                           : 0;
-            if (size)
-                wanted = (size_t)size;
+        int size = sw_mpa_size(connection->frame, connection->arrived, is_reply);
+        if (size < 0)
+            return EPROTO;
+        if (size && connection->arrived >= (size_t)size) {
+            connection->size = (size_t)size;
+            return sw_mpa_read(connection->frame, connection->size, is_reply, &connection->peer)
+                       ? EPROTO
+                       : 0;
         }
         ssize_t got = recv(connection->fd, connection->frame + connection->arrived,
-                           wanted - connection->arrived, MSG_DONTWAIT);
+                           sizeof(connection->frame) - connection->arrived, MSG_DONTWAIT);
         if (!got)
             return ECONNRESET;
         if (got < 0 && errno == EINTR)
@@ -181,6 +179,7 @@ int sw_read_handshake(struct sw_connection *connection, int is_reply)
         if (got < 0)
             return errno == EWOULDBLOCK ? EAGAIN : errno;
         sw_received_bytes(connection->fd, connection->frame + connection->arrived, got);
+        sw_device.reads++;
         connection->arrived += (size_t)got;
     }
 }
@@ -195,7 +194,7 @@ int sw_write_handshake(struct sw_connection *connection, const struct sw_mpa *fr
         return EINVAL;
     ssize_t sent = send(connection->fd, bytes, size, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0)
-        return errno;
+        return errno == ENOTCONN ? EAGAIN : errno;
     sw_sent_bytes(connection->fd, bytes, sent);
     return (size_t)sent == size ? 0 : EPROTO;
 }
@@ -325,7 +324,8 @@ void sw_report_established(struct sw_identifier *identifier, const struct sw_ter
 /* Check the peer's reply, and compute the terms. */
 static int agree(struct sw_identifier *identifier, struct sw_terms *terms)
 {
-    const struct sw_mpa *peer = &identifier->connection->peer;
+    const struct sw_connection *connection = identifier->connection;
+    const struct sw_mpa *peer = &connection->peer;
     uint16_t inbound = sw_depth_of(identifier->parameters.responder_resources);
     uint16_t outbound = sw_depth_of(identifier->parameters.initiator_depth);
 
@@ -344,6 +344,8 @@ static int agree(struct sw_identifier *identifier, struct sw_terms *terms)
         .gives_word = peer->ready_by_write && peer->ready_by_read,
         .inbound_depth = peer->outbound_depth,
         .outbound_depth = sw_least(outbound, peer->inbound_depth),
+        .already = connection->frame + connection->size,
+        .already_size = connection->arrived - connection->size,
     };
     return 0;
 }
@@ -357,7 +359,8 @@ static void was_rejected(struct sw_identifier *identifier)
     give_up(identifier, event);
 }
 
-int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms)
+int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms,
+                    struct sw_progress *manager)
 {
     const struct sw_identifier *identifier = connection->identifier;
     struct ibv_ah_attr *vector = &connection->pair->attributes.ah_attr;
@@ -367,10 +370,17 @@ int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *ter
     vector->port_num = identifier->ibv.port_num;
     vector->grh.dgid = identifier->ibv.route.addr.addr.ibaddr.dgid;
     vector->grh.traffic_class = identifier->has_tos ? identifier->tos : 0;
-    sw_unwatch(&connection->watch);
+    sw_progress_unwatch(&connection->member);
     connection->fd = -1;
     sw_device.counts.sockets--; /* the stream counts it */
-    return sw_stream_begin(connection->pair, fd, terms);
+    return sw_stream_begin(connection->pair, fd, terms, manager);
+}
+
+int sw_watch_connection(struct sw_connection *connection, const struct sw_identifier *identifier,
+                        uint32_t events)
+{
+    return sw_progress_watch(sw_cm_progress(identifier), &connection->member, connection->fd,
+                             events);
 }
 
 static void read_reply(struct sw_watch *watch, uint32_t events)
@@ -391,7 +401,7 @@ static void read_reply(struct sw_watch *watch, uint32_t events)
         error = agree(identifier, &terms);
     if (!error) {
         sw_cancel(&identifier->timer);
-        error = sw_begin_stream(connection, &terms);
+        error = sw_begin_stream(connection, &terms, NULL);
     }
     if (error) {
         give_up_for(identifier, error);
@@ -421,9 +431,15 @@ static int send_request(struct sw_identifier *identifier)
 }
 
 /* On one machine, a port without a listener can be the one that this socket connects from. */
-static int is_myself(const struct sockaddr_storage *one, const struct sockaddr_storage *other)
+static int is_myself(struct sw_identifier *identifier)
 {
-    return !memcmp(one, other, sizeof(*one));
+    struct rdma_addr *addresses = &identifier->ibv.route.addr;
+    union ibv_gid ours, theirs;
+
+    sw_gid_of(&addresses->src_addr, &ours);
+    sw_gid_of(&addresses->dst_addr, &theirs);
+    return *sw_port_of(&addresses->src_addr) == *sw_port_of(&addresses->dst_addr) &&
+           !memcmp(&ours, &theirs, sizeof(ours));
 }
 
 /* A fault has delayed the peer's reply. */
@@ -440,47 +456,56 @@ static void delay_is_over(struct sw_timer *timer)
         give_up_for(identifier, error);
 }
 
-static void await_reply(struct sw_identifier *identifier)
+/* The request has been sent. Returns the events to wait for. */
+static uint32_t await_reply(struct sw_identifier *identifier)
 {
     struct sw_connection *connection = identifier->connection;
     struct aiordma_fault fault;
 
     connection->arrived = 0;
     connection->watch.ready = read_reply;
-    if (sw_fault(AIORDMA_FAULT_CONNECT_DELAYED, &fault)) {
-        identifier->timer.expired = delay_is_over;
-        if (!sw_call_later(&identifier->timer, fault.milliseconds)) {
-            (void)sw_rewatch(&connection->watch, 0);
-            return;
-        }
-    }
-    (void)sw_rewatch(&connection->watch, EPOLLIN); /* it was watched: this cannot fail */
+    if (!sw_fault(AIORDMA_FAULT_CONNECT_DELAYED, &fault))
+        return EPOLLIN;
+    identifier->timer.expired = delay_is_over;
+    return sw_call_later(&identifier->timer, fault.milliseconds) ? EPOLLIN : 0;
 }
 
+/* TCP is connected, or has failed, which sending finds out. */
 static void connected(struct sw_watch *watch, uint32_t events)
 {
     struct sw_connection *connection = SW_CONTAINER(watch, struct sw_connection, watch);
     struct sw_identifier *identifier = connection->identifier;
-    struct sockaddr_storage peer, *ours = &identifier->ibv.route.addr.src_storage;
-    socklen_t size = sizeof(int);
-    int error = 0;
 
-    if (getsockopt(connection->fd, SOL_SOCKET, SO_ERROR, &error, &size))
-        error = errno;
-    if (!error)
-        error = sw_get_socket_address(connection->fd, getpeername, &peer);
-    if (error == ENOTCONN && !(events & (EPOLLERR | EPOLLHUP)))
+    int error = send_request(identifier);
+    if (error == EAGAIN && !(events & (EPOLLERR | EPOLLHUP)))
         return; /* a spurious wake-up */
-    if (!error)
-        error = sw_get_socket_address(connection->fd, getsockname, ours);
-    if (!error && is_myself(&peer, ours))
-        error = ECONNREFUSED;
-    if (!error)
-        error = send_request(identifier);
+    sw_device.reads++;
     if (error)
         give_up_for(identifier, error);
     else
-        await_reply(identifier);
+        (void)sw_rewatch(watch, await_reply(identifier)); /* it was watched: this cannot fail */
+}
+
+/* Go on as far as possible: on one machine, TCP is connected when connect() has returned. */
+static int go_on(struct sw_identifier *identifier)
+{
+    struct sw_connection *connection = identifier->connection;
+    uint32_t events = EPOLLOUT;
+
+    int error = sw_get_socket_address(connection->fd, getsockname,
+                                      &identifier->ibv.route.addr.src_storage);
+    if (!error && is_myself(identifier))
+        error = ECONNREFUSED;
+    if (!error)
+        error = send_request(identifier);
+    if (!error)
+        events = await_reply(identifier);
+    if (error && error != EAGAIN)
+        return error;
+    error = sw_watch_connection(connection, identifier, events);
+    if (!error)
+        sw_cm_lend(identifier);
+    return error;
 }
 
 static int start_connecting(struct sw_identifier *identifier)
@@ -500,8 +525,8 @@ static int start_connecting(struct sw_identifier *identifier)
     connection->watch.ready = connected;
     identifier->timer.expired = sw_took_too_long;
     if (!error)
-        error = sw_watch(&connection->watch, connection->fd, EPOLLOUT);
-    if (!error)
+        error = go_on(identifier);
+    if (!error && !identifier->timer.deadline)
         error = sw_call_later(&identifier->timer, REPLY_MILLISECONDS);
     if (!error)
         return 0;
@@ -509,7 +534,8 @@ static int start_connecting(struct sw_identifier *identifier)
         give_up_for(identifier, error); /* caused by the peer or the network: an event reports it */
         return 0;
     }
-    sw_unwatch(&connection->watch);
+    sw_cancel(&identifier->timer);
+    sw_progress_unwatch(&connection->member);
     if (!is_bound)
         sw_close_connection(connection);
     return error;

@@ -14,12 +14,13 @@
 /* A connection of an identifier, or of a listener's peer whose request has not arrived. */
 struct sw_connection {
     struct sw_watch watch;
+    struct sw_member member; /* lets the program's thread serve the socket */
     struct sw_identifier *identifier;
     struct sw_queue_pair *pair; /* while connecting or connected */
     int fd;                     /* -1: none, or the stream has it */
-    uint8_t frame[SW_MPA_MOST];
-    size_t arrived;
-    struct sw_mpa peer;        /* the peer's handshake, in frame */
+    uint8_t frame[SW_MPA_MOST]; /* the peer's handshake, and maybe bytes after it */
+    size_t arrived, size;       /* bytes in it, of the handshake; size is set when it is complete */
+    struct sw_mpa peer;         /* the handshake, read */
     struct sw_silence silence; /* while connected */
 
     /* of a listener */
@@ -44,10 +45,7 @@ void sw_set_type_of_service(const struct sw_identifier *identifier, int fd);
 int sw_get_socket_address(int fd, int (*get)(int, struct sockaddr *, socklen_t *),
                           struct sockaddr_storage *address);
 
-/*
- * Read up to the end of the frame: the bytes after it belong to the stream. 0: it is complete,
- * EAGAIN: it is not, else an error.
- */
+/* Read the peer's frame of the handshake. 0: it is complete, EAGAIN: it is not, else an error. */
 int sw_read_handshake(struct sw_connection *connection, int is_reply);
 int sw_write_handshake(struct sw_connection *connection, const struct sw_mpa *frame);
 int sw_wants_crc(const struct sw_identifier *identifier);
@@ -55,8 +53,12 @@ int sw_wants_crc(const struct sw_identifier *identifier);
 /* Attach the queue pair to connect: the identifier's, or the program's that its parameters name. */
 int sw_attach_pair(struct sw_identifier *identifier);
 void sw_detach_pair(struct sw_identifier *identifier);
-/* Give the socket to the stream, also after a failure. */
-int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms);
+/* Start watching the connection's socket, which the program's thread can serve. */
+int sw_watch_connection(struct sw_connection *connection, const struct sw_identifier *identifier,
+                        uint32_t events);
+/* Give the socket to the stream, also after a failure: see sw_stream_begin. */
+int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms,
+                    struct sw_progress *manager);
 void sw_report_established(struct sw_identifier *identifier, const struct sw_terms *terms,
                            int has_data);
 void sw_took_too_long(struct sw_timer *timer); /* of an identifier */

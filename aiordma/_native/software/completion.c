@@ -6,9 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "blocks.h"
 #include "faults.h"
@@ -18,33 +16,17 @@ static struct sw_queue *queue_of(struct ibv_cq *queue)
     return (struct sw_queue *)queue;
 }
 
+static struct sw_channel *of_channel(struct ibv_comp_channel *channel)
+{
+    return (struct sw_channel *)channel;
+}
+
 static struct sw_channel *channel_of(const struct sw_queue *queue)
 {
-    return (struct sw_channel *)queue->ibv.channel;
+    return of_channel(queue->ibv.channel);
 }
 
 /* -- channels and their events --------------------------------------------------------------- */
-
-static int open_channel(struct sw_channel *channel)
-{
-    struct epoll_event event = {.events = EPOLLIN};
-    int error = 0;
-
-    channel->signal = sw_new_signal();
-    if (channel->signal < 0)
-        return errno;
-    channel->ibv.fd = epoll_create1(EPOLL_CLOEXEC);
-    if (channel->ibv.fd < 0)
-        error = errno;
-    else if (epoll_ctl(channel->ibv.fd, EPOLL_CTL_ADD, channel->signal, &event))
-        error = errno;
-    if (error) {
-        if (channel->ibv.fd >= 0)
-            close(channel->ibv.fd);
-        close(channel->signal);
-    }
-    return error;
-}
 
 static struct ibv_comp_channel *create_comp_channel(struct ibv_context *context)
 {
@@ -58,13 +40,13 @@ static struct ibv_comp_channel *create_comp_channel(struct ibv_context *context)
     if (!channel)
         return NULL;
     channel->ibv.context = context;
-    int error = open_channel(channel);
+    int error = sw_open_notifier(&channel->notifier);
     if (error) {
         free(channel);
         errno = error;
         return NULL;
     }
-    sw_progress_begin(&channel->progress, channel->ibv.fd);
+    channel->ibv.fd = channel->notifier.fd;
     sw_lock();
     sw_context_of(context)->objects++;
     sw_device.counts.channels++;
@@ -83,27 +65,10 @@ static int destroy_comp_channel(struct ibv_comp_channel *channel)
     }
     sw_context_of(channel->context)->objects--;
     sw_device.counts.channels--;
-    sw_progress_end(&((struct sw_channel *)channel)->progress);
-    close(channel->fd);
-    close(((struct sw_channel *)channel)->signal);
+    sw_close_notifier(&of_channel(channel)->notifier);
     sw_unlock();
     free(channel);
     return 0;
-}
-
-/*
- * Make the signal match the list of events. While get_cq_event serves the lent sockets, it takes
- * the first event itself, and needs no signal.
- */
-static void settle(struct sw_channel *channel)
-{
-    if (channel->is_looking || !channel->first == !channel->is_signalled)
-        return;
-    channel->is_signalled = !channel->is_signalled;
-    if (channel->is_signalled)
-        sw_signal(channel->signal);
-    else
-        sw_quiet(channel->signal);
 }
 
 /* Add an event. A queue that has several events is in the channel's list once. */
@@ -119,7 +84,7 @@ static void add_event(struct sw_queue *queue)
     else
         channel->first = queue;
     channel->last = queue;
-    settle(channel);
+    sw_notify(&channel->notifier, 1);
 }
 
 static void unlist(struct sw_channel *channel, struct sw_queue *queue)
@@ -136,21 +101,12 @@ static void unlist(struct sw_channel *channel, struct sw_queue *queue)
     if (channel->last == queue)
         channel->last = before;
     queue->next = NULL;
-    settle(channel);
-}
-
-/* Serve the lent sockets, which may make an event. Returns whether a socket was ready. */
-static int look(struct sw_channel *channel)
-{
-    channel->is_looking = 1;
-    int served = sw_progress_look(&channel->progress, 0);
-    channel->is_looking = 0;
-    return served;
+    sw_notify(&channel->notifier, channel->first != NULL);
 }
 
 static int get_cq_event(struct ibv_comp_channel *public, struct ibv_cq **queue, void **cq_context)
 {
-    struct sw_channel *channel = (struct sw_channel *)public;
+    struct sw_channel *channel = of_channel(public);
     int error = 0;
 
     if (!channel || !queue || !cq_context) {
@@ -158,17 +114,16 @@ static int get_cq_event(struct ibv_comp_channel *public, struct ibv_cq **queue, 
         return -1;
     }
     sw_lock();
-    /* Read until nothing is left, because a program that watches edges is woken only once. */
     while (!error && !channel->first)
-        if (!look(channel) && !channel->first)
-            error = sw_await_signal(channel->ibv.fd);
+        error = sw_await_event(&channel->notifier);
     if (!error) {
         struct sw_queue *first = channel->first;
         first->taken++;
         if (!--first->waiting)
             unlist(channel, first);
-        settle(channel);
-        sw_progress_took_event(&channel->progress);
+        else
+            sw_notify(&channel->notifier, 1);
+        sw_progress_took_event(&channel->notifier.progress);
         *queue = ibv_cq_ex_to_cq(&first->ibv);
         *cq_context = first->ibv.cq_context;
     }
@@ -595,7 +550,7 @@ static struct ibv_cq_ex *new_queue(struct ibv_context *context, uint32_t entries
     queue->ibv.cq_context = cq_context;
     queue->ibv.cqe = (int)entries;
     sw_progress_begin(&queue->own, -1);
-    queue->progress = channel ? &((struct sw_channel *)channel)->progress : &queue->own;
+    queue->progress = channel ? &of_channel(channel)->notifier.progress : &queue->own;
     pthread_mutex_init(&queue->ibv.mutex, NULL);
     pthread_cond_init(&queue->ibv.cond, NULL);
     give_readers(&queue->ibv);

@@ -6,11 +6,8 @@
 #include "progress.h"
 
 struct sw_channel {
-    struct ibv_comp_channel ibv; /* fd: an epoll of signal and of the lent sockets */
-    int signal;                  /* an eventfd, readable while an event waits */
-    int is_signalled;
-    int is_looking; /* get_cq_event is serving the lent sockets, and takes the first event itself */
-    struct sw_progress progress;
+    struct ibv_comp_channel ibv; /* fd: the notifier's */
+    struct sw_notifier notifier;
     struct sw_queue *first, *last; /* queues with events */
 };
 

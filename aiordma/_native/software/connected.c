@@ -35,6 +35,21 @@ static void judge(struct sw_stream *stream, int has_completed)
     }
 }
 
+/*
+ * From now on the packets make completions. If the program's thread is here, it can be expected to
+ * poll its queues: lend it the socket.
+ */
+static void leave_manager(struct sw_stream *stream)
+{
+    if (!stream->progress) {
+        sw_progress_leave(&stream->member);
+        return;
+    }
+    sw_progress_join(stream->progress, &stream->member);
+    if (!sw_is_engine())
+        sw_progress_lend(stream->progress);
+}
+
 /* Transmit. If the stream may now keep more, process the frames that waited for that. */
 static void go_on(struct sw_stream *stream)
 {
@@ -72,9 +87,13 @@ static void ready(struct sw_watch *watch, uint32_t events)
     uint64_t completions = sw_device.completions, reads = sw_device.reads;
     int has_heard = stream->has_heard;
     sw_receive(stream, events);
+    if (!stream->pair || sw_device.reads == reads)
+        return;
     /* The first packet says nothing: it can be the peer's announcement (RTR) alone. */
-    if (stream->pair && sw_device.reads != reads && has_heard)
+    if (has_heard)
         judge(stream, sw_device.completions != completions);
+    else if (stream->has_heard)
+        leave_manager(stream);
 }
 
 static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
@@ -97,6 +116,7 @@ static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
     stream->terms.already = NULL;
     stream->sending.must_announce = terms->is_initiator && terms->sends_ready;
     stream->watch.ready = ready;
+    stream->member.watch = &stream->watch;
     stream->sending.held.release = sw_nothing_took_it;
     stream->rest.expired = rested;
     for (int queue = 0; queue < SW_QUEUES; queue++)
@@ -119,7 +139,8 @@ static void heard_nothing(struct sw_timer *timer)
     sw_transmit(stream);
 }
 
-int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *terms)
+int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *terms,
+                    struct sw_progress *manager)
 {
     struct sw_stream *stream = NULL;
     int error = 0;
@@ -128,7 +149,12 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
         error = EINVAL;
     if (!error) {
         stream = new_stream(fd, terms);
-        error = stream ? sw_watch(&stream->watch, fd, EPOLLIN) : ENOMEM;
+        error = stream ? 0 : ENOMEM;
+    }
+    if (!error) {
+        stream->progress = sw_progress_of(&pair->ibv);
+        error = sw_progress_watch(manager ? manager : stream->progress, &stream->member, fd,
+                                  EPOLLIN);
     }
     if (error) {
         if (stream)
@@ -138,8 +164,8 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
     }
     sw_device.counts.sockets++;
     stream->pair = pair;
-    stream->member.watch = &stream->watch;
-    stream->progress = sw_progress_of(&pair->ibv);
+    if (stream->progress && !manager && !sw_is_engine())
+        sw_progress_lend(stream->progress);
     stream->merit = FIRST_MERIT;
     pair->stream = stream;
     pair->attributes.max_rd_atomic = (uint8_t)terms->outbound_depth;

@@ -227,7 +227,12 @@ static struct epoll_event event_of(const struct sw_watch *watch)
     return event;
 }
 
-int sw_watch(struct sw_watch *watch, int fd, uint32_t events)
+int sw_is_engine(void)
+{
+    return engine.runs && pthread_equal(engine.thread, pthread_self());
+}
+
+int sw_watch_in(int epoll, struct sw_watch *watch, int fd, uint32_t events)
 {
     int error = start();
 
@@ -239,15 +244,20 @@ int sw_watch(struct sw_watch *watch, int fd, uint32_t events)
     watch->fd = fd;
     watch->events = events;
     watch->slot = slot;
-    watch->epoll = engine.epoll;
+    watch->epoll = epoll < 0 ? engine.epoll : epoll;
     struct epoll_event event = event_of(watch);
-    if (events && epoll_ctl(engine.epoll, EPOLL_CTL_ADD, fd, &event)) {
+    if (events && epoll_ctl(watch->epoll, EPOLL_CTL_ADD, fd, &event)) {
         watch->slot = 0;
         return errno;
     }
     engine.first_free = engine.slots[slot].next_free;
     engine.slots[slot].watch = watch;
     return 0;
+}
+
+int sw_watch(struct sw_watch *watch, int fd, uint32_t events)
+{
+    return sw_watch_in(-1, watch, fd, events);
 }
 
 int sw_rewatch(struct sw_watch *watch, uint32_t events)

@@ -14,8 +14,12 @@ struct sw_watch {
     int epoll;     /* that has fd: the engine's, or one that the program's thread serves */
 };
 
-/* Start watching. The first watch starts the engine's thread. The caller owns the watch. */
-int sw_watch(struct sw_watch *watch, int fd, uint32_t events);
+/*
+ * Start watching, in an epoll that the caller passes to sw_serve; -1: in the engine's own. The first
+ * watch starts the engine's thread. The caller owns the watch.
+ */
+int sw_watch_in(int epoll, struct sw_watch *watch, int fd, uint32_t events);
+int sw_watch(struct sw_watch *watch, int fd, uint32_t events); /* in the engine's own */
 /*
  * Change the events to wait for; 0: none for now. Only a change from none to some can fail, for
  * lack of memory. Then nothing is watched, and the caller must try again later, or do without.
@@ -28,13 +32,12 @@ int sw_rewatch(struct sw_watch *watch, uint32_t events);
 void sw_mute(struct sw_watch *watch, int is_muted);
 /* Stop watching, before the descriptor is closed. Do nothing if it is not watched. */
 void sw_unwatch(struct sw_watch *watch);
-/*
- * Move a watch to another epoll, which the caller passes to sw_serve; -1: to the engine's own. If
- * there is no memory for that, it stays where it is.
- */
+/* Move a watch to another epoll, or -1. If there is no memory for that, it stays where it is. */
 int sw_move(struct sw_watch *watch, int epoll);
 /* Serve the ready descriptors of such an epoll. */
 void sw_serve(int epoll);
+/* Whether the engine's thread makes this call, and not the program. */
+int sw_is_engine(void);
 
 /* Run a timer once, after this time; 0: as soon as possible. A running timer is set again. */
 int sw_call_later(struct sw_timer *timer, uint32_t milliseconds);

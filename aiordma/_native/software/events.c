@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -46,19 +47,129 @@ void sw_quiet(int fd)
     }
 }
 
-int sw_await_signal(int fd)
+/* 0 if the descriptor blocks, EAGAIN if it does not. */
+static int check_blocking(int fd)
 {
-    struct pollfd wanted = {.fd = fd, .events = POLLIN};
     int flags = fcntl(fd, F_GETFL);
 
     if (flags < 0)
         return errno;
-    if (flags & O_NONBLOCK)
-        return EAGAIN;
+    return flags & O_NONBLOCK ? EAGAIN : 0;
+}
+
+int sw_await_signal(int fd)
+{
+    struct pollfd wanted = {.fd = fd, .events = POLLIN};
+    int error = check_blocking(fd);
+
+    if (error)
+        return error;
     sw_unlock();
-    int error = poll(&wanted, 1, -1) < 0 ? errno : 0;
+    error = poll(&wanted, 1, -1) < 0 ? errno : 0;
     sw_lock();
     return error;
+}
+
+/* -- descriptors of channels ------------------------------------------------------------------- */
+
+int sw_open_notifier(struct sw_notifier *notifier)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    int error = 0;
+
+    notifier->signal = sw_new_signal();
+    if (notifier->signal < 0)
+        return errno;
+    notifier->fd = epoll_create1(EPOLL_CLOEXEC);
+    if (notifier->fd < 0)
+        error = errno;
+    else if (epoll_ctl(notifier->fd, EPOLL_CTL_ADD, notifier->signal, &event))
+        error = errno;
+    if (error) {
+        if (notifier->fd >= 0)
+            close(notifier->fd);
+        close(notifier->signal);
+        return error;
+    }
+    sw_progress_begin(&notifier->progress, notifier->fd);
+    return 0;
+}
+
+void sw_close_notifier(struct sw_notifier *notifier)
+{
+    sw_progress_end(&notifier->progress);
+    close(notifier->fd);
+    close(notifier->signal);
+}
+
+/* Make the signal match the channel's events. sw_await_event needs no signal for the first one. */
+static void settle(struct sw_notifier *notifier)
+{
+    if (notifier->is_looking || notifier->has_events == notifier->is_signalled)
+        return;
+    notifier->is_signalled = notifier->has_events;
+    if (notifier->is_signalled)
+        sw_signal(notifier->signal);
+    else
+        sw_quiet(notifier->signal);
+}
+
+void sw_notify(struct sw_notifier *notifier, int has_events)
+{
+    notifier->has_events = has_events;
+    settle(notifier);
+}
+
+/* A cancelled thread does not serve the sockets any more. */
+static void stop_waiting(void *notifier)
+{
+    sw_lock();
+    sw_progress_end_wait(&((struct sw_notifier *)notifier)->progress);
+    sw_unlock();
+}
+
+/* Wait with the lock released. sockets: the epoll that the program's thread has to serve, or -1. */
+static int wait_for(struct sw_notifier *notifier, int sockets)
+{
+    struct pollfd wanted[] = {{.fd = notifier->fd, .events = POLLIN},
+                              {.fd = sockets, .events = POLLIN}};
+    int error;
+
+    sw_unlock();
+    if (sockets < 0) {
+        error = poll(wanted, 1, -1) < 0 ? errno : 0;
+        sw_lock();
+        return error;
+    }
+    pthread_cleanup_push(stop_waiting, notifier);
+    error = poll(wanted, 2, -1) < 0 ? errno : 0;
+    pthread_cleanup_pop(0);
+    sw_lock();
+    sw_progress_end_wait(&notifier->progress);
+    return error;
+}
+
+int sw_await_event(struct sw_notifier *notifier)
+{
+    notifier->is_looking = 1;
+    int served = sw_progress_look(&notifier->progress, 0);
+    notifier->is_looking = 0;
+    if (notifier->has_events)
+        return 0;
+    if (served) {
+        sw_progress_in_vain(&notifier->progress);
+        return 0;
+    }
+    int error = check_blocking(notifier->fd);
+    return error ? error : wait_for(notifier, sw_progress_begin_wait(&notifier->progress));
+}
+
+void sw_lend(struct sw_notifier *notifier)
+{
+    if (notifier->progress.is_lent)
+        notifier->progress.vain = 0;
+    else if (notifier->progress.members && check_blocking(notifier->fd) == EAGAIN)
+        sw_progress_lend(&notifier->progress);
 }
 
 /* -- events ------------------------------------------------------------------------------------ */

@@ -4,7 +4,7 @@
 #ifndef AIORDMA_SOFTWARE_EVENTS_H
 #define AIORDMA_SOFTWARE_EVENTS_H
 
-#include "device.h"
+#include "progress.h"
 
 enum { SW_EVENT_KINDS = 9 }; /* the kinds of a port, and DEVICE_FATAL; other subjects have fewer */
 
@@ -58,6 +58,30 @@ void sw_quiet(int fd);
  * again. EAGAIN if the program made it non-blocking, EINTR after a signal handler.
  */
 int sw_await_signal(int fd);
+
+/*
+ * The descriptor of a channel: readable while the channel has an event, and when a socket is that is
+ * lent to the program (progress.h). It is an epoll of a signal and of these sockets.
+ */
+struct sw_notifier {
+    int fd, signal;
+    int has_events;
+    int is_signalled; /* the same, except in sw_await_event */
+    int is_looking;   /* sw_await_event is serving sockets: the caller takes the first event */
+    struct sw_progress progress;
+};
+
+int sw_open_notifier(struct sw_notifier *notifier);
+void sw_close_notifier(struct sw_notifier *notifier);
+/* Note whether the channel has an event. */
+void sw_notify(struct sw_notifier *notifier, int has_events);
+/*
+ * Serve the lent sockets, or wait as sw_await_signal does: the caller must check everything again.
+ * Before it returns EAGAIN, it serves until nothing is left, for programs that watch edges.
+ */
+int sw_await_event(struct sw_notifier *notifier);
+/* Lend the sockets if the program waits for the descriptor outside of the device. */
+void sw_lend(struct sw_notifier *notifier);
 
 void sw_fill_events(struct aiordma_provider *table);
 

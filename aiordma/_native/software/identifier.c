@@ -5,7 +5,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "gids.h"
 
@@ -28,7 +27,7 @@ static void append(struct sw_event_channel *channel, struct sw_event *event)
         channel->last->next = event;
     } else {
         channel->first = event;
-        sw_signal(channel->ibv.fd);
+        sw_notify(&channel->notifier, 1);
     }
     channel->last = event;
 }
@@ -38,10 +37,9 @@ static struct sw_event *take_first(struct sw_event_channel *channel)
     struct sw_event *event = channel->first;
 
     channel->first = event->next;
-    if (!channel->first) {
+    if (!channel->first)
         channel->last = NULL;
-        sw_quiet(channel->ibv.fd);
-    }
+    sw_notify(&channel->notifier, channel->first != NULL);
     event->next = NULL;
     return event;
 }
@@ -166,8 +164,7 @@ void sw_drop_group_events(struct sw_identifier *identifier, const union ibv_gid 
         link = &event->next;
     }
     channel->last = kept;
-    if (!kept)
-        sw_quiet(channel->ibv.fd);
+    sw_notify(&channel->notifier, kept != NULL);
 }
 
 /* -- identifiers: created and destroyed -------------------------------------------------------- */
@@ -276,19 +273,34 @@ void sw_lose_queue_pair(struct sw_identifier *identifier)
 
 /* -- the calls of rdma_cma.h ------------------------------------------------------------------- */
 
+struct sw_progress *sw_cm_progress(const struct sw_identifier *identifier)
+{
+    struct rdma_event_channel *channel = identifier->ibv.channel;
+
+    return channel ? &channel_of(channel)->notifier.progress : NULL;
+}
+
+void sw_cm_lend(const struct sw_identifier *identifier)
+{
+    struct rdma_event_channel *channel = identifier->ibv.channel;
+
+    if (channel)
+        sw_lend(&channel_of(channel)->notifier);
+}
+
 static struct rdma_event_channel *create_event_channel(void)
 {
     struct sw_event_channel *channel = calloc(1, sizeof(*channel));
 
     if (!channel)
         return NULL;
-    channel->ibv.fd = sw_new_signal();
-    if (channel->ibv.fd < 0) {
-        int error = errno;
+    int error = sw_open_notifier(&channel->notifier);
+    if (error) {
         free(channel);
         errno = error;
         return NULL;
     }
+    channel->ibv.fd = channel->notifier.fd;
     sw_lock();
     sw_device.counts.event_channels++;
     sw_unlock();
@@ -345,8 +357,8 @@ static void destroy_event_channel(struct rdma_event_channel *raw)
         move_to(&left->ibv, NULL);
     }
     sw_device.counts.event_channels--;
+    sw_close_notifier(&channel->notifier);
     sw_unlock();
-    close(channel->ibv.fd);
     free(channel);
 }
 
@@ -357,9 +369,10 @@ static int get_cm_event(struct rdma_event_channel *raw, struct rdma_cm_event **o
 
     sw_lock();
     while (!error && !channel->first)
-        error = sw_await_signal(channel->ibv.fd);
+        error = sw_await_event(&channel->notifier);
     if (!error) {
         struct sw_event *event = take_first(channel);
+        sw_lend(&channel->notifier);
         event->counted->unacknowledged++;
         if (event->ibv.event == RDMA_CM_EVENT_CONNECT_REQUEST)
             event->counted->space->request_taken(event->counted);

@@ -11,8 +11,9 @@
 #include "queue_pair.h"
 
 struct sw_event_channel {
-    struct rdma_event_channel ibv; /* fd: an eventfd, readable while an event waits */
-    uint32_t generation;           /* set by fork.c */
+    struct rdma_event_channel ibv; /* fd: the notifier's */
+    struct sw_notifier notifier;
+    uint32_t generation; /* set by fork.c */
     struct sw_event *first, *last;
     uint32_t identifiers;
 };
@@ -126,6 +127,11 @@ struct sw_event *sw_last_event(struct sw_identifier *identifier, enum rdma_cm_ev
 void sw_report_last(struct sw_identifier *identifier, enum rdma_cm_event_type type, int status);
 /* Copy private data, at most 255 bytes, to the event and to the field of its port space. */
 void sw_set_private_data(struct sw_event *event, const void *data, size_t size);
+
+/* The progress of the identifier's channel, for its sockets. NULL: it has no channel. */
+struct sw_progress *sw_cm_progress(const struct sw_identifier *identifier);
+/* Lend them, because the program has just made a call, and can be expected to wait for events. */
+void sw_cm_lend(const struct sw_identifier *identifier);
 
 /* Drop an identifier's events that the program has not taken. Refuse the requests among them. */
 void sw_drop_events(struct sw_identifier *identifier);

@@ -18,6 +18,8 @@ enum { TICK_MILLISECONDS = 1 };
 enum { LOOKS = 8, LOOKS_OF_EVENT = 4 };
 /* After so many polls of other queues, another queue's polls serve the sockets. */
 enum { PASSES = 64 };
+/* After so many looks that served a socket and made no event, the engine serves them. */
+enum { MOST_VAIN = 16 };
 
 static uint64_t now(void)
 {
@@ -93,12 +95,14 @@ static void release_after_turn(struct sw_progress *progress)
 /* -- lending ----------------------------------------------------------------------------------- */
 
 /* Whether the channel's descriptor is readable when a socket is. */
-static void show(const struct sw_progress *progress, uint32_t events)
+static void show(struct sw_progress *progress, int is_shown)
 {
-    struct epoll_event event = {.events = events};
+    struct epoll_event event = {.events = is_shown ? EPOLLIN : 0};
 
-    if (progress->outer >= 0 &&
-        epoll_ctl(progress->outer, EPOLL_CTL_MOD, progress->watch.fd, &event)) {
+    if (progress->outer < 0 || progress->is_shown == is_shown)
+        return;
+    progress->is_shown = is_shown;
+    if (epoll_ctl(progress->outer, EPOLL_CTL_MOD, progress->watch.fd, &event)) {
         /* This cannot fail: the descriptor is in that epoll. */
     }
 }
@@ -110,6 +114,7 @@ static void show(const struct sw_progress *progress, uint32_t events)
  */
 static void take_back(struct sw_progress *progress)
 {
+    sw_cancel(&progress->timer);
     sw_mute(&progress->watch, 0);
     show(progress, 0);
     progress->is_lent = 0;
@@ -124,7 +129,10 @@ static void tick(struct sw_timer *timer)
     int has_looked = progress->looks != progress->looks_before;
     progress->looks_before = progress->looks;
     if (!has_looked || !progress->members) {
-        take_back(progress);
+        if (progress->waiters)
+            release(progress, 1, 1); /* these threads serve the sockets. The ticks end */
+        else
+            take_back(progress);
         return;
     }
     if (sw_call_later(timer, TICK_MILLISECONDS)) {
@@ -134,15 +142,49 @@ static void tick(struct sw_timer *timer)
     progress->tick++;
 }
 
-static void lend(struct sw_progress *progress)
+static int start_ticks(struct sw_progress *progress)
 {
     progress->looks_before = progress->looks;
     progress->timer.expired = tick;
-    if (sw_call_later(&progress->timer, TICK_MILLISECONDS))
+    return sw_call_later(&progress->timer, TICK_MILLISECONDS);
+}
+
+void sw_progress_lend(struct sw_progress *progress)
+{
+    progress->vain = 0;
+    if (progress->is_lent || !progress->members || start_ticks(progress))
         return;
-    show(progress, EPOLLIN);
+    show(progress, 1);
     sw_mute(&progress->watch, 1);
     progress->is_lent = 1;
+}
+
+int sw_progress_begin_wait(struct sw_progress *progress)
+{
+    if (!progress->members || (!progress->is_lent && progress->vain >= MOST_VAIN))
+        return -1;
+    progress->waiters++;
+    if (!progress->is_lent)
+        sw_mute(&progress->watch, 1);
+    progress->is_lent = 1;
+    if (progress->held && !progress->timer.deadline && start_ticks(progress))
+        release(progress, 1, 1);
+    return progress->watch.fd;
+}
+
+void sw_progress_end_wait(struct sw_progress *progress)
+{
+    if (!--progress->waiters && progress->is_lent && !progress->timer.deadline)
+        take_back(progress);
+}
+
+void sw_progress_in_vain(struct sw_progress *progress)
+{
+    if (++progress->vain < MOST_VAIN && !sw_turn_is_over())
+        return;
+    progress->vain = MOST_VAIN;
+    if (progress->is_lent)
+        take_back(progress);
 }
 
 /* Count polls while the engine serves the sockets. Lend them if there are many. */
@@ -156,7 +198,7 @@ static void keep_pace(struct sw_progress *progress, uint32_t looks)
     progress->pace = 0;
     progress->pace_since = time;
     if (is_often)
-        lend(progress);
+        sw_progress_lend(progress);
 }
 
 int sw_progress_look(struct sw_progress *progress, int is_poll)
@@ -204,6 +246,7 @@ int sw_progress_is_looker(struct sw_progress *progress, const void *queue)
 
 void sw_progress_took_event(struct sw_progress *progress)
 {
+    progress->vain = 0;
     if (!progress->is_lent)
         keep_pace(progress, LOOKS_OF_EVENT);
 }
@@ -243,20 +286,8 @@ void sw_progress_begin(struct sw_progress *progress, int outer)
     progress->outer = outer;
 }
 
-void sw_progress_end(struct sw_progress *progress)
+static void put_in(struct sw_progress *progress, struct sw_member *member)
 {
-    if (!progress->watch.slot)
-        return;
-    sw_cancel(&progress->timer);
-    sw_unwatch(&progress->watch);
-    close(progress->watch.fd);
-}
-
-void sw_progress_join(struct sw_progress *progress, struct sw_member *member)
-{
-    if (member->progress || (!progress->watch.slot && open_epoll(progress)) ||
-        sw_move(member->watch, progress->watch.fd))
-        return;
     member->progress = progress;
     member->next = progress->members;
     if (member->next)
@@ -273,13 +304,8 @@ static void take_out(struct sw_member *member)
     member->progress = NULL;
 }
 
-void sw_progress_leave(struct sw_member *member)
-{
-    if (member->progress && !sw_move(member->watch, -1))
-        take_out(member);
-}
-
-void sw_progress_part(struct sw_member *member)
+/* Give a socket back to the engine in any case. Without memory for that, it is not watched. */
+static void part(struct sw_member *member)
 {
     sw_progress_leave(member);
     if (!member->progress)
@@ -289,4 +315,49 @@ void sw_progress_part(struct sw_member *member)
         /* This cannot fail: nothing is watched. */
     }
     take_out(member);
+}
+
+void sw_progress_end(struct sw_progress *progress)
+{
+    if (!progress->watch.slot)
+        return;
+    while (progress->members)
+        part(progress->members);
+    sw_cancel(&progress->timer);
+    sw_unwatch(&progress->watch);
+    close(progress->watch.fd);
+}
+
+int sw_progress_watch(struct sw_progress *progress, struct sw_member *member, int fd,
+                      uint32_t events)
+{
+    int is_in = progress && (progress->watch.slot || !open_epoll(progress));
+    int error = sw_watch_in(is_in ? progress->watch.fd : -1, member->watch, fd, events);
+
+    if (!error && is_in)
+        put_in(progress, member);
+    return error;
+}
+
+void sw_progress_unwatch(struct sw_member *member)
+{
+    if (member->progress)
+        take_out(member);
+    sw_unwatch(member->watch);
+}
+
+void sw_progress_join(struct sw_progress *progress, struct sw_member *member)
+{
+    if (member->progress == progress || (!progress->watch.slot && open_epoll(progress)) ||
+        sw_move(member->watch, progress->watch.fd))
+        return;
+    if (member->progress)
+        take_out(member);
+    put_in(progress, member);
+}
+
+void sw_progress_leave(struct sw_member *member)
+{
+    if (member->progress && !sw_move(member->watch, -1))
+        take_out(member);
 }

@@ -13,18 +13,21 @@ struct sw_held {
 };
 
 /*
- * The sockets whose packets make completions on one channel (or on one queue without a channel), in
- * an epoll. While the program polls its queues often, they are lent to its thread: the channel's
- * descriptor is readable when they are, and a poll reads them. When it has not polled for a while,
- * the engine serves them, until it polls often again.
+ * The sockets whose packets make events on one channel (or completions on one queue without a
+ * channel), in an epoll. They are lent to the program's thread while it polls often, or while it
+ * waits for an event in the device: it then reads them itself. When it has not polled for a while,
+ * the engine serves them, until they are lent again.
  */
 struct sw_progress {
     int outer;             /* the channel's descriptor, an epoll; -1: none */
     struct sw_watch watch; /* of the sockets' epoll; the engine serves it while they are not lent */
     struct sw_member *members; /* also read without the lock */
     int is_lent;
-    struct sw_timer timer; /* runs while they are lent */
+    int is_shown;          /* the channel's descriptor is readable when they are */
+    uint32_t waiters;      /* threads between sw_progress_begin_wait and sw_progress_end_wait */
+    struct sw_timer timer; /* runs while they are lent, but not as long as only a thread waits */
     uint32_t looks, looks_before, tick;
+    uint32_t vain; /* looks that served a socket, since the last event */
     uint32_t pace; /* polls while they are not lent */
     uint64_t pace_since;
     struct sw_held *held;
@@ -38,22 +41,38 @@ struct sw_progress {
 
 /* A socket that can be lent. */
 struct sw_member {
-    struct sw_watch *watch;
+    struct sw_watch *watch; /* set by the owner */
     struct sw_progress *progress; /* NULL: the engine has it */
     struct sw_member *next, **link;
 };
 
 void sw_progress_begin(struct sw_progress *progress, int outer);
-/* End a progress without sockets. */
+/* End it. The engine serves the sockets that are still in it. */
 void sw_progress_end(struct sw_progress *progress);
+/* Start watching a socket in the progress. The engine has it if that is NULL, or finds no memory. */
+int sw_progress_watch(struct sw_progress *progress, struct sw_member *member, int fd,
+                      uint32_t events);
+/* Stop watching it, before it is closed. Does nothing if it is not watched. */
+void sw_progress_unwatch(struct sw_member *member);
 /*
- * Add a socket, or give it back to the engine. Without memory for that, it stays where it is, and
- * is served there.
+ * Move a watched socket here, or give it back to the engine. Without memory for that, it stays where
+ * it is, and is served there.
  */
 void sw_progress_join(struct sw_progress *progress, struct sw_member *member);
 void sw_progress_leave(struct sw_member *member);
-/* Take a socket out in any case: its progress may be destroyed. It can then be unwatched. */
-void sw_progress_part(struct sw_member *member);
+/* Lend the sockets: the program can be expected to poll its descriptor or its queue soon. */
+void sw_progress_lend(struct sw_progress *progress);
+/*
+ * The calling thread is going to wait for the sockets. Returns their epoll, which it must serve when
+ * that is readable (by looking); -1: the engine serves them, and sw_progress_end_wait is not called.
+ */
+int sw_progress_begin_wait(struct sw_progress *progress);
+void sw_progress_end_wait(struct sw_progress *progress);
+/*
+ * The program has looked, and a socket had something that made no event. If that is repeated, or
+ * was a lot, the engine serves the sockets until the next event: a peer decides what it sends.
+ */
+void sw_progress_in_vain(struct sw_progress *progress);
 /* The program polls for an event, or an empty queue. Returns whether a socket had something. */
 int sw_progress_look(struct sw_progress *progress, int is_poll);
 /* Whether a poll can serve a socket. Needs no lock: a socket that joins meanwhile is served later. */

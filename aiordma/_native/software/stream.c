@@ -76,7 +76,7 @@ void sw_stream_discard(struct sw_stream *stream)
 static void release(struct sw_stream *stream)
 {
     sw_cancel(&stream->timer);
-    sw_unwatch(&stream->watch);
+    sw_progress_unwatch(&stream->member);
     close(stream->fd);
     sw_device.counts.sockets--;
     sw_stream_discard(stream);
@@ -137,12 +137,14 @@ static void lingering(struct sw_watch *watch, uint32_t events)
         say_last_word(stream);
     for (int i = 0; i < 64; i++) {
         ssize_t size = recv(stream->fd, unread, sizeof(unread), MSG_DONTWAIT);
-        if (size > 0)
-            continue;
         if (size < 0 && (errno == EAGAIN || errno == EINTR))
             return;
-        release(stream);
-        return;
+        sw_device.reads++;
+        if (size <= 0) {
+            release(stream);
+            return;
+        }
+        sw_progress_leave(&stream->member); /* the program does not wait for this */
     }
 }
 
@@ -209,7 +211,6 @@ static void see_off(struct sw_stream *stream)
 
     if (sending->held.link)
         is_whole = send_held(stream);
-    sw_progress_part(&stream->member);
     sw_cancel(&stream->rest);
     stream->pair = NULL;
     /* In the middle of a frame no TERMINATE can be sent. */
