@@ -34,18 +34,82 @@ void sw_unmap(void *memory, size_t size)
 
 enum { MOST_SPARE = 8 };
 
+/*
+ * Small mappings that are spare: unmapping interrupts all processors that the program runs on. Each
+ * place is read and written atomically, because no lock is held.
+ */
+enum { MOST_SPARE_MAPPINGS = 8, MOST_SPARE_SIZE = 64 << 10 };
+
+struct mapping {
+    size_t size;
+};
+static struct mapping *spare_mappings[MOST_SPARE_MAPPINGS];
+
+static size_t whole_pages(size_t size)
+{
+    const size_t page = 4096; /* with larger pages, more sizes differ than necessary */
+
+    return (size + page - 1) & ~(page - 1);
+}
+
+static void unmap(void *memory, size_t size)
+{
+    if (munmap(memory, size)) {
+        /* munmap fails only at the limit of mappings: the memory stays mapped, and unused. */
+    }
+}
+
+static void keep_or_unmap(struct mapping *mapping)
+{
+    for (int i = 0; i < MOST_SPARE_MAPPINGS; i++) {
+        struct mapping *none = NULL;
+        if (__atomic_compare_exchange_n(&spare_mappings[i], &none, mapping, 0, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED))
+            return;
+    }
+    unmap(mapping, mapping->size);
+}
+
+static void *find_mapping(size_t size)
+{
+    struct mapping *other = NULL;
+
+    for (int i = 0; i < MOST_SPARE_MAPPINGS; i++) {
+        struct mapping *mapping = __atomic_exchange_n(&spare_mappings[i], NULL, __ATOMIC_ACQ_REL);
+        if (other)
+            keep_or_unmap(other);
+        if (mapping && mapping->size == size)
+            return mapping;
+        other = mapping;
+    }
+    if (other) /* the program needs other sizes now */
+        unmap(other, other->size);
+    return NULL;
+}
+
 void *sw_map(size_t size)
 {
-    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    size = whole_pages(size);
+    void *memory = size <= MOST_SPARE_SIZE ? find_mapping(size) : NULL;
 
+    if (!memory)
+        memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return memory == MAP_FAILED ? NULL : memory;
 }
 
 void sw_unmap(void *memory, size_t size)
 {
-    if (memory && munmap(memory, size)) {
-        /* munmap fails only at the limit of mappings: the memory stays mapped, and unused. */
+    struct mapping *mapping = memory;
+
+    if (!memory)
+        return;
+    size = whole_pages(size);
+    if (size > MOST_SPARE_SIZE) {
+        unmap(memory, size);
+        return;
     }
+    mapping->size = size;
+    keep_or_unmap(mapping);
 }
 
 #endif

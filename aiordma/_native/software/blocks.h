@@ -31,8 +31,9 @@ void sw_give_block(struct sw_block *block);
 void sw_give_blocks(struct sw_block *first);
 
 /*
- * Map zeroed memory. A page costs memory only once it is used, and unmapping returns all of it to
- * the system, which free() does not guarantee. NULL: out of memory.
+ * Map memory. A page costs memory only once it is used, and unmapping returns all of it to the
+ * system, which free() does not guarantee. A few small mappings stay for the next call, as they are.
+ * Needs no lock. NULL: out of memory.
  */
 void *sw_map(size_t size);
 void sw_unmap(void *memory, size_t size); /* does nothing if memory is NULL */

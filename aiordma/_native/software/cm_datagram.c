@@ -519,8 +519,9 @@ static int begin_asking(struct sw_identifier *identifier)
     service->route.interface = scope_of(&addresses->dst_addr);
     if (!service->route.interface)
         service->route.interface = scope_of(&addresses->src_addr);
-    sw_random(&service->transaction, sizeof(service->transaction));
-    sw_random(&service->number, sizeof(service->number));
+    service->transaction = (uint64_t)sw_random() << 32;
+    service->transaction |= sw_random();
+    service->number = sw_random();
     service->tries = 0;
     service->failure = 0;
     identifier->timer.expired = expired;

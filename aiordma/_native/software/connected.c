@@ -122,7 +122,7 @@ static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
     for (int queue = 0; queue < SW_QUEUES; queue++)
         stream->sending.sequence[queue] = stream->receiving.expected[queue] = 1;
     /* A sink is a random number: a peer cannot know it before it gets a READ request for it. */
-    sw_random(&stream->sending.number, sizeof(stream->sending.number));
+    stream->sending.number = sw_random();
     return stream;
 }
 

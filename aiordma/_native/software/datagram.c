@@ -311,9 +311,7 @@ static void group_ready(struct sw_watch *watch, uint32_t events)
 static uint32_t number_at(uint16_t port)
 {
     for (int i = 0; i < TRIES; i++) {
-        uint8_t above;
-        sw_random(&above, sizeof(above));
-        uint32_t number = (uint32_t)above << 16 | port;
+        uint32_t number = (sw_random() & 0xff) << 16 | port;
         if (number > 1 && number != SW_QPN_GROUP && !sw_find_queue_pair(number))
             return number;
     }

@@ -33,6 +33,12 @@ static struct {
     uint64_t work;              /* of this turn */
 } turns = {.returned = PTHREAD_COND_INITIALIZER};
 
+/* Random numbers that have not been used, so that few of them need a system call. */
+static struct {
+    uint32_t numbers[64];
+    size_t left;
+} random_pool;
+
 static uint32_t waiting(void)
 {
     return __atomic_load_n(&turns.waiting, __ATOMIC_RELAXED);
@@ -128,12 +134,14 @@ void sw_lock_forked(void)
     pthread_mutex_init(&sw_device.lock, NULL);
     pthread_cond_init(&sw_device.changed, NULL);
     memset(&turns, 0, sizeof(turns));
+    random_pool.left = 0;
     pthread_cond_init(&turns.returned, NULL);
 }
 
-void sw_random(void *bytes, size_t size)
+static void fill_pool(void)
 {
-    char *to = bytes;
+    char *to = (char *)random_pool.numbers;
+    size_t size = sizeof(random_pool.numbers);
 
     while (size) {
         ssize_t got = getrandom(to, size, 0);
@@ -144,4 +152,12 @@ void sw_random(void *bytes, size_t size)
             size -= (size_t)got;
         }
     }
+    random_pool.left = sizeof(random_pool.numbers) / sizeof(*random_pool.numbers);
+}
+
+uint32_t sw_random(void)
+{
+    if (!random_pool.left)
+        fill_pool();
+    return random_pool.numbers[--random_pool.left];
 }

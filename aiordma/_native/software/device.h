@@ -78,7 +78,7 @@ int sw_turn_is_over(void);
 /* In a fork's child: forget the parent's threads that waited for the lock. */
 void sw_lock_forked(void);
 
-/* Get random bytes from the system, for keys and for numbers that peers must not predict. */
-void sw_random(void *bytes, size_t size);
+/* A random number of the system's, for keys and for numbers that peers must not predict. */
+uint32_t sw_random(void);
 
 #endif

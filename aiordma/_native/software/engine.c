@@ -33,7 +33,8 @@ static struct {
     struct slot *slots; /* slot 0 belongs to the bell */
     uint32_t slot_count, first_free;
     struct sw_timers timers;
-    uint64_t sleeps_until; /* 0: it is awake */
+    uint64_t next_deadline; /* of the timers; atomic: the thread sleeps again without the lock */
+    uint64_t sleeps_until;  /* 0: it is awake; atomic */
 } engine;
 
 static uint64_t now(void)
@@ -84,6 +85,14 @@ void sw_serve(int epoll)
     } while (count == PART_OF_TURN && !sw_turn_is_over());
 }
 
+/* Publish the deadline of the first timer. */
+static void publish_deadline(void)
+{
+    uint64_t next = engine.timers.first ? engine.timers.first->deadline : UINT64_MAX;
+
+    __atomic_store_n(&engine.next_deadline, next, __ATOMIC_SEQ_CST);
+}
+
 static void expire(void)
 {
     /* Timers that are set here wait for the next round, so that sockets are served first. */
@@ -95,19 +104,42 @@ static void expire(void)
             break;
         sw_begin_turn();
         sw_timers_remove(&engine.timers, timer);
+        publish_deadline();
         timer->expired(timer);
     }
 }
 
-static int patience(void)
+static int patience(uint64_t deadline)
 {
-    if (!engine.timers.first)
+    if (deadline == UINT64_MAX)
         return -1;
     uint64_t time = now();
-    if (engine.timers.first->deadline <= time)
+    if (deadline <= time)
         return 0;
-    uint64_t left = (engine.timers.first->deadline - time + 999999) / 1000000;
+    uint64_t left = (deadline - time + 999999) / 1000000;
     return left > 60000 ? 60000 : (int)left;
+}
+
+/*
+ * Sleep until a descriptor is ready or a timer is due, with the lock released. The program's thread
+ * can set the first timer anew meanwhile (progress.c). This then takes no lock.
+ */
+static int await_work(struct epoll_event *events)
+{
+    int count = 0;
+
+    while (!count) {
+        uint64_t deadline = __atomic_load_n(&engine.next_deadline, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&engine.sleeps_until, deadline, __ATOMIC_SEQ_CST);
+        /* A timer that was set before does not ring the bell. One that is set later does. */
+        if (__atomic_load_n(&engine.next_deadline, __ATOMIC_SEQ_CST) < deadline)
+            continue;
+        count = epoll_wait(engine.epoll, events, BATCH, patience(deadline));
+        if (now() >= __atomic_load_n(&engine.next_deadline, __ATOMIC_SEQ_CST))
+            break;
+    }
+    __atomic_store_n(&engine.sleeps_until, 0, __ATOMIC_SEQ_CST);
+    return count;
 }
 
 static void *run(void *unused)
@@ -120,12 +152,9 @@ static void *run(void *unused)
     }
     sw_lock_engine();
     for (;;) {
-        int timeout = patience();
-        engine.sleeps_until = engine.timers.first ? engine.timers.first->deadline : UINT64_MAX;
         sw_unlock();
-        int count = epoll_wait(engine.epoll, events, BATCH, timeout);
+        int count = await_work(events);
         sw_lock_engine();
-        engine.sleeps_until = 0;
         for (int i = 0; i < count; i++) {
             sw_give_way();
             sw_begin_turn();
@@ -203,6 +232,7 @@ static int start(void)
         return error;
     }
     engine.runs = 1;
+    publish_deadline();
     return 0;
 }
 
@@ -320,8 +350,15 @@ void sw_unwatch(struct sw_watch *watch)
 
 void sw_cancel(struct sw_timer *timer)
 {
-    if (timer->deadline)
-        sw_timers_remove(&engine.timers, timer);
+    if (!timer->deadline)
+        return;
+    sw_timers_remove(&engine.timers, timer);
+    publish_deadline();
+}
+
+int sw_is_due(const struct sw_timer *timer, uint32_t microseconds)
+{
+    return timer->deadline && timer->deadline <= now() + (uint64_t)microseconds * 1000u;
 }
 
 int sw_call_later(struct sw_timer *timer, uint32_t milliseconds)
@@ -332,7 +369,8 @@ int sw_call_later(struct sw_timer *timer, uint32_t milliseconds)
         return error;
     timer->deadline = now() + (uint64_t)milliseconds * 1000000u;
     sw_timers_add(&engine.timers, timer);
-    if (engine.sleeps_until > timer->deadline)
+    publish_deadline();
+    if (__atomic_load_n(&engine.sleeps_until, __ATOMIC_SEQ_CST) > timer->deadline)
         ring();
     return 0;
 }

@@ -42,6 +42,8 @@ int sw_is_engine(void);
 /* Run a timer once, after this time; 0: as soon as possible. A running timer is set again. */
 int sw_call_later(struct sw_timer *timer, uint32_t milliseconds);
 void sw_cancel(struct sw_timer *timer); /* does nothing if it is not running */
+/* Whether the timer is running, and runs out within this time. */
+int sw_is_due(const struct sw_timer *timer, uint32_t microseconds);
 
 /*
  * In a fork's child: the thread is the parent's. Close the watched descriptors (the parent's

@@ -103,7 +103,7 @@ static int add_key(struct sw_key *key)
             return error;
     }
     do {
-        sw_random(&number, sizeof(number));
+        number = sw_random();
     } while (!index_of(number) || find(number));
     key->key = number;
     key->next = NULL;

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 /* The time that a thread has to poll. A held answer waits for two ticks at most. */
-enum { TICK_MILLISECONDS = 1 };
+enum { TICK_MILLISECONDS = 1, EARLY_MICROSECONDS = 250 };
 /* So many polls within a tick are often. Taking an event counts as several polls. */
 enum { LOOKS = 8, LOOKS_OF_EVENT = 4 };
 /* After so many polls of other queues, another queue's polls serve the sockets. */
@@ -209,6 +209,9 @@ int sw_progress_look(struct sw_progress *progress, int is_poll)
             keep_pace(progress, 1);
         return 0;
     }
+    /* If the engine did this, it would take the lock. */
+    if (sw_is_due(&progress->timer, EARLY_MICROSECONDS))
+        tick(&progress->timer);
     release_after_turn(progress);
     struct sw_member *only = progress->members;
     if (!only)

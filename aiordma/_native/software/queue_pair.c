@@ -32,8 +32,7 @@ uint32_t sw_new_queue_pair_number(void)
 
     /* 0 and 1 are reserved for management, and the highest number for multicast. */
     do {
-        sw_random(&number, sizeof(number));
-        number &= 0xffffff;
+        number = sw_random() & 0xffffff;
     } while (number < 2 || number == 0xffffff || sw_find_queue_pair(number));
     return number;
 }
