@@ -80,7 +80,8 @@ static struct ibv_sge part_of(int side)
 static void post_receive(int side)
 {
     struct ibv_sge part = part_of(side);
-    struct ibv_recv_wr *refused, request = {.wr_id = (uint64_t)side, .sg_list = &part, .num_sge = 1};
+    struct ibv_recv_wr *refused,
+        request = {.wr_id = (uint64_t)side, .sg_list = &part, .num_sge = 1};
 
     check(!ibv_post_recv(here.sides[side].id->qp, &request, &refused), "ibv_post_recv");
 }

@@ -72,3 +72,13 @@ def test_echo(software_device: list[Path], tmp_path: Path) -> None:
     ran = subprocess.run([binary, "64", "100", "1"], capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert [line.split()[0] for line in ran.stdout.splitlines()] == ["sleep", "spin", "tcp"]
+
+
+def test_connects(software_device: list[Path], tmp_path: Path) -> None:
+    """The program that measures connections, for a moment."""
+    binary = build_with_device("connects", software_device, tmp_path)
+    ran = subprocess.run(
+        [binary, "100"], env=WITHOUT_RUNTIME, capture_output=True, text=True, timeout=60
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("connection: ")

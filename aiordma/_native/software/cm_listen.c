@@ -408,6 +408,7 @@ static int answer_yes(struct sw_identifier *identifier, struct sw_terms *terms)
         .must_hear_first = 1,
         .must_hear_soon = !peer->peer_to_peer,
         .gives_word = peer->peer_to_peer && peer->ready_by_write && peer->ready_by_read,
+        .manager = peer->peer_to_peer ? sw_cm_progress(identifier) : NULL,
         .inbound_depth = sw_depth_of(parameters->responder_resources),
         .outbound_depth = sw_depth_of(parameters->initiator_depth),
     };
@@ -445,7 +446,7 @@ static int accept_request(struct sw_identifier *identifier)
         error = announces ? sw_call_later(&identifier->timer, HEARD_MILLISECONDS) : 0;
     }
     if (!error)
-        error = sw_begin_stream(connection, &terms, announces ? sw_cm_progress(identifier) : NULL);
+        error = sw_begin_stream(connection, &terms);
     if (error) {
         struct sw_queue_pair *pair = connection->pair;
         sw_cancel(&identifier->timer);

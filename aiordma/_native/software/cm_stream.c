@@ -359,8 +359,7 @@ static void was_rejected(struct sw_identifier *identifier)
     give_up(identifier, event);
 }
 
-int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms,
-                    struct sw_progress *manager)
+int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms)
 {
     const struct sw_identifier *identifier = connection->identifier;
     struct ibv_ah_attr *vector = &connection->pair->attributes.ah_attr;
@@ -373,7 +372,7 @@ int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *ter
     sw_progress_unwatch(&connection->member);
     connection->fd = -1;
     sw_device.counts.sockets--; /* the stream counts it */
-    return sw_stream_begin(connection->pair, fd, terms, manager);
+    return sw_stream_begin(connection->pair, fd, terms);
 }
 
 int sw_watch_connection(struct sw_connection *connection, const struct sw_identifier *identifier,
@@ -401,7 +400,7 @@ static void read_reply(struct sw_watch *watch, uint32_t events)
         error = agree(identifier, &terms);
     if (!error) {
         sw_cancel(&identifier->timer);
-        error = sw_begin_stream(connection, &terms, NULL);
+        error = sw_begin_stream(connection, &terms);
     }
     if (error) {
         give_up_for(identifier, error);
@@ -492,8 +491,8 @@ static int go_on(struct sw_identifier *identifier)
     struct sw_connection *connection = identifier->connection;
     uint32_t events = EPOLLOUT;
 
-    int error = sw_get_socket_address(connection->fd, getsockname,
-                                      &identifier->ibv.route.addr.src_storage);
+    int error =
+        sw_get_socket_address(connection->fd, getsockname, &identifier->ibv.route.addr.src_storage);
     if (!error && is_myself(identifier))
         error = ECONNREFUSED;
     if (!error)

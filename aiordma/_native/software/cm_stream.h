@@ -21,7 +21,7 @@ struct sw_connection {
     uint8_t frame[SW_MPA_MOST]; /* the peer's handshake, and maybe bytes after it */
     size_t arrived, size;       /* bytes in it, of the handshake; size is set when it is complete */
     struct sw_mpa peer;         /* the handshake, read */
-    struct sw_silence silence; /* while connected */
+    struct sw_silence silence;  /* while connected */
 
     /* of a listener */
     uint32_t waiting; /* requests that the program has not taken */
@@ -56,9 +56,8 @@ void sw_detach_pair(struct sw_identifier *identifier);
 /* Start watching the connection's socket, which the program's thread can serve. */
 int sw_watch_connection(struct sw_connection *connection, const struct sw_identifier *identifier,
                         uint32_t events);
-/* Give the socket to the stream, also after a failure: see sw_stream_begin. */
-int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms,
-                    struct sw_progress *manager);
+/* Give the socket to the stream, also after a failure. */
+int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms);
 void sw_report_established(struct sw_identifier *identifier, const struct sw_terms *terms,
                            int has_data);
 void sw_took_too_long(struct sw_timer *timer); /* of an identifier */

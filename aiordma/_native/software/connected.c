@@ -87,6 +87,10 @@ static void ready(struct sw_watch *watch, uint32_t events)
     uint64_t completions = sw_device.completions, reads = sw_device.reads;
     int has_heard = stream->has_heard;
     sw_receive(stream, events);
+    if (!stream->pair && stream->is_read_out) {
+        sw_stream_release(stream);
+        return;
+    }
     if (!stream->pair || sw_device.reads == reads)
         return;
     /* The first packet says nothing: it can be the peer's announcement (RTR) alone. */
@@ -139,8 +143,7 @@ static void heard_nothing(struct sw_timer *timer)
     sw_transmit(stream);
 }
 
-int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *terms,
-                    struct sw_progress *manager)
+int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *terms)
 {
     struct sw_stream *stream = NULL;
     int error = 0;
@@ -153,8 +156,8 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
     }
     if (!error) {
         stream->progress = sw_progress_of(&pair->ibv);
-        error = sw_progress_watch(manager ? manager : stream->progress, &stream->member, fd,
-                                  EPOLLIN);
+        error = sw_progress_watch(terms->manager ? terms->manager : stream->progress,
+                                  &stream->member, fd, EPOLLIN);
     }
     if (error) {
         if (stream)
@@ -164,7 +167,7 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
     }
     sw_device.counts.sockets++;
     stream->pair = pair;
-    if (stream->progress && !manager && !sw_is_engine())
+    if (stream->progress && !terms->manager && !sw_is_engine())
         sw_progress_lend(stream->progress);
     stream->merit = FIRST_MERIT;
     pair->stream = stream;

@@ -9,10 +9,8 @@ extern const struct sw_transport sw_stream_transport;
 /*
  * Give a connected, non-blocking TCP socket to a queue pair, which moves to RTS. From here the
  * stream owns the socket, also after a failure. If the queue pair has failed or fails later, the
- * peer sees the end of the stream. manager: the progress that has the socket until the peer's first
- * frame, which makes an event of the connection manager; NULL: that of the completion queues.
+ * peer sees the end of the stream.
  */
-int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *terms,
-                    struct sw_progress *manager);
+int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *terms);
 
 #endif

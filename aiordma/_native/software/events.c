@@ -120,48 +120,35 @@ void sw_notify(struct sw_notifier *notifier, int has_events)
     settle(notifier);
 }
 
-/* A cancelled thread does not serve the sockets any more. */
-static void stop_waiting(void *notifier)
-{
-    sw_lock();
-    sw_progress_end_wait(&((struct sw_notifier *)notifier)->progress);
-    sw_unlock();
-}
-
-/* Wait with the lock released. sockets: the epoll that the program's thread has to serve, or -1. */
-static int wait_for(struct sw_notifier *notifier, int sockets)
-{
-    struct pollfd wanted[] = {{.fd = notifier->fd, .events = POLLIN},
-                              {.fd = sockets, .events = POLLIN}};
-    int error;
-
-    sw_unlock();
-    if (sockets < 0) {
-        error = poll(wanted, 1, -1) < 0 ? errno : 0;
-        sw_lock();
-        return error;
-    }
-    pthread_cleanup_push(stop_waiting, notifier);
-    error = poll(wanted, 2, -1) < 0 ? errno : 0;
-    pthread_cleanup_pop(0);
-    sw_lock();
-    sw_progress_end_wait(&notifier->progress);
-    return error;
-}
-
-int sw_await_event(struct sw_notifier *notifier)
+/* Serve the lent sockets. Returns whether the caller has to check again. */
+static int look(struct sw_notifier *notifier)
 {
     notifier->is_looking = 1;
     int served = sw_progress_look(&notifier->progress, 0);
     notifier->is_looking = 0;
-    if (notifier->has_events)
-        return 0;
-    if (served) {
+    if (served && !notifier->has_events)
         sw_progress_in_vain(&notifier->progress);
+    return served || notifier->has_events;
+}
+
+int sw_await_event(struct sw_notifier *notifier)
+{
+    struct sw_wait wait;
+
+    if (look(notifier))
         return 0;
-    }
     int error = check_blocking(notifier->fd);
-    return error ? error : wait_for(notifier, sw_progress_begin_wait(&notifier->progress));
+    if (error)
+        return error;
+    sw_begin_wait(&wait, &notifier->progress, notifier->fd);
+    while (!error && !notifier->has_events && !wait.is_ready) {
+        error = sw_wait_for(&wait);
+        notifier->is_looking = 1;
+        sw_serve_waited(&wait, &notifier->has_events);
+        notifier->is_looking = 0;
+    }
+    sw_end_wait(&wait);
+    return notifier->has_events ? 0 : error;
 }
 
 void sw_lend(struct sw_notifier *notifier)

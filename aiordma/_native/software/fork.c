@@ -412,6 +412,7 @@ static void in_child(void)
     sw_device.contexts = sw_device.manager = NULL;
     memset(&sw_device.counts, 0, sizeof(sw_device.counts));
     sw_engine_forked();
+    sw_progress_forked();
     sw_streams_forked();
     sw_capture_forked();
     sw_gids_forked();

@@ -8,6 +8,7 @@
 #include "progress.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <time.h>
 #include <unistd.h>
@@ -20,6 +21,8 @@ enum { LOOKS = 8, LOOKS_OF_EVENT = 4 };
 enum { PASSES = 64 };
 /* After so many looks that served a socket and made no event, the engine serves them. */
 enum { MOST_VAIN = 16 };
+
+static struct sw_progress *lent; /* those whose sockets are lent */
 
 static uint64_t now(void)
 {
@@ -112,13 +115,33 @@ static void show(struct sw_progress *progress, int is_shown)
  * them. Adding it each time would take as long as there are sockets: the kernel goes through all of
  * them to rule out that epolls watch each other.
  */
+static void hand_out(struct sw_progress *progress)
+{
+    sw_mute(&progress->watch, 1);
+    progress->is_lent = 1;
+    progress->thread = pthread_self();
+    progress->next_lent = lent;
+    progress->lent_link = &lent;
+    if (lent)
+        lent->lent_link = &progress->next_lent;
+    lent = progress;
+}
+
+static void unlist(struct sw_progress *progress)
+{
+    *progress->lent_link = progress->next_lent;
+    if (progress->next_lent)
+        progress->next_lent->lent_link = progress->lent_link;
+    progress->is_lent = 0;
+    progress->pace = 0;
+}
+
 static void take_back(struct sw_progress *progress)
 {
     sw_cancel(&progress->timer);
     sw_mute(&progress->watch, 0);
     show(progress, 0);
-    progress->is_lent = 0;
-    progress->pace = 0;
+    unlist(progress);
     release(progress, 1, 1);
 }
 
@@ -128,11 +151,12 @@ static void tick(struct sw_timer *timer)
 
     int has_looked = progress->looks != progress->looks_before;
     progress->looks_before = progress->looks;
+    if (!has_looked && progress->waiters) {
+        release(progress, 1, 1); /* the ticks end: these threads serve the sockets */
+        return;
+    }
     if (!has_looked || !progress->members) {
-        if (progress->waiters)
-            release(progress, 1, 1); /* these threads serve the sockets. The ticks end */
-        else
-            take_back(progress);
+        take_back(progress);
         return;
     }
     if (sw_call_later(timer, TICK_MILLISECONDS)) {
@@ -155,27 +179,7 @@ void sw_progress_lend(struct sw_progress *progress)
     if (progress->is_lent || !progress->members || start_ticks(progress))
         return;
     show(progress, 1);
-    sw_mute(&progress->watch, 1);
-    progress->is_lent = 1;
-}
-
-int sw_progress_begin_wait(struct sw_progress *progress)
-{
-    if (!progress->members || (!progress->is_lent && progress->vain >= MOST_VAIN))
-        return -1;
-    progress->waiters++;
-    if (!progress->is_lent)
-        sw_mute(&progress->watch, 1);
-    progress->is_lent = 1;
-    if (progress->held && !progress->timer.deadline && start_ticks(progress))
-        release(progress, 1, 1);
-    return progress->watch.fd;
-}
-
-void sw_progress_end_wait(struct sw_progress *progress)
-{
-    if (!--progress->waiters && progress->is_lent && !progress->timer.deadline)
-        take_back(progress);
+    hand_out(progress);
 }
 
 void sw_progress_in_vain(struct sw_progress *progress)
@@ -204,6 +208,7 @@ static void keep_pace(struct sw_progress *progress, uint32_t looks)
 int sw_progress_look(struct sw_progress *progress, int is_poll)
 {
     progress->looks++;
+    progress->thread = pthread_self();
     if (!progress->is_lent) {
         if (is_poll)
             keep_pace(progress, 1);
@@ -257,6 +262,95 @@ void sw_progress_took_event(struct sw_progress *progress)
 void sw_progress_took_completions(struct sw_progress *progress)
 {
     progress->has_polled = 1;
+}
+
+/* -- waiting in the device --------------------------------------------------------------------- */
+
+/* The ticks release what is held. */
+static void keep_ticking(struct sw_progress *progress)
+{
+    if (progress->held && !progress->timer.deadline && start_ticks(progress))
+        release(progress, 1, 1);
+}
+
+static void wait_also(struct sw_wait *wait, struct sw_progress *progress)
+{
+    struct sw_waited *each = &wait->each[wait->count++];
+
+    *each = (struct sw_waited){.progress = progress, .next = progress->waiters};
+    if (each->next)
+        each->next->link = &each->next;
+    each->link = &progress->waiters;
+    progress->waiters = each;
+    keep_ticking(progress);
+}
+
+void sw_begin_wait(struct sw_wait *wait, struct sw_progress *own, int fd)
+{
+    wait->fd = fd;
+    wait->is_ready = wait->count = 0;
+    if (!own->is_lent && own->members && own->vain < MOST_VAIN)
+        hand_out(own);
+    if (own->is_lent)
+        wait_also(wait, own);
+    for (struct sw_progress *each = lent; each && wait->count < SW_MOST_WAITED;
+         each = each->next_lent)
+        if (each != own && pthread_equal(each->thread, pthread_self()))
+            wait_also(wait, each);
+}
+
+void sw_end_wait(struct sw_wait *wait)
+{
+    for (int i = 0; i < wait->count; i++) {
+        struct sw_waited *each = &wait->each[i];
+        struct sw_progress *progress = each->progress;
+        if (!progress)
+            continue;
+        *each->link = each->next;
+        if (each->next)
+            each->next->link = each->link;
+        if (!progress->waiters && progress->is_lent && !progress->timer.deadline)
+            take_back(progress);
+    }
+}
+
+static void cancelled(void *wait)
+{
+    sw_lock();
+    sw_end_wait(wait);
+    sw_unlock();
+}
+
+int sw_wait_for(struct sw_wait *wait)
+{
+    struct pollfd wanted[1 + SW_MOST_WAITED] = {{.fd = wait->fd, .events = POLLIN}};
+    int error;
+
+    for (int i = 0; i < wait->count; i++) {
+        const struct sw_progress *progress = wait->each[i].progress;
+        wanted[1 + i].fd = progress && progress->is_lent ? progress->watch.fd : -1;
+        wanted[1 + i].events = POLLIN;
+    }
+    sw_unlock();
+    pthread_cleanup_push(cancelled, wait);
+    error = poll(wanted, 1 + (nfds_t)wait->count, -1) < 0 ? errno : 0;
+    pthread_cleanup_pop(0);
+    sw_lock();
+    wait->is_ready = wanted[0].revents != 0;
+    return error;
+}
+
+void sw_serve_waited(struct sw_wait *wait, const int *has_event)
+{
+    for (int i = 0; i < wait->count && !*has_event; i++) {
+        struct sw_progress *progress = wait->each[i].progress;
+        if (!progress || !progress->is_lent)
+            continue;
+        int served = sw_progress_look(progress, 0);
+        keep_ticking(progress);
+        if (served && !*has_event)
+            sw_progress_in_vain(progress);
+    }
 }
 
 /* -- sockets ----------------------------------------------------------------------------------- */
@@ -326,6 +420,10 @@ void sw_progress_end(struct sw_progress *progress)
         return;
     while (progress->members)
         part(progress->members);
+    for (struct sw_waited *each = progress->waiters; each; each = each->next)
+        each->progress = NULL;
+    if (progress->is_lent)
+        unlist(progress);
     sw_cancel(&progress->timer);
     sw_unwatch(&progress->watch);
     close(progress->watch.fd);
@@ -363,4 +461,9 @@ void sw_progress_leave(struct sw_member *member)
 {
     if (member->progress && !sw_move(member->watch, -1))
         take_out(member);
+}
+
+void sw_progress_forked(void)
+{
+    lent = NULL;
 }

@@ -23,9 +23,11 @@ struct sw_progress {
     struct sw_watch watch; /* of the sockets' epoll; the engine serves it while they are not lent */
     struct sw_member *members; /* also read without the lock */
     int is_lent;
-    int is_shown;          /* the channel's descriptor is readable when they are */
-    uint32_t waiters;      /* threads between sw_progress_begin_wait and sw_progress_end_wait */
-    struct sw_timer timer; /* runs while they are lent, but not as long as only a thread waits */
+    int is_shown; /* the channel's descriptor is readable when they are */
+    struct sw_progress *next_lent, **lent_link;
+    pthread_t thread;          /* that they are lent to: it has looked last */
+    struct sw_waited *waiters; /* threads that serve them while they wait */
+    struct sw_timer timer;     /* runs while they are lent, except while a thread waits for long */
     uint32_t looks, looks_before, tick;
     uint32_t vain; /* looks that served a socket, since the last event */
     uint32_t pace; /* polls while they are not lent */
@@ -39,9 +41,20 @@ struct sw_progress {
     uint32_t passed_over; /* polls of other queues since then; atomic */
 };
 
+/* A thread that waits in the device, and serves the sockets that are lent to it meanwhile. */
+enum { SW_MOST_WAITED = 8 };
+struct sw_wait {
+    int fd, is_ready; /* the descriptor that it waits for */
+    int count;
+    struct sw_waited {
+        struct sw_progress *progress;   /* NULL: it has ended */
+        struct sw_waited *next, **link; /* in progress->waiters */
+    } each[SW_MOST_WAITED];
+};
+
 /* A socket that can be lent. */
 struct sw_member {
-    struct sw_watch *watch; /* set by the owner */
+    struct sw_watch *watch;       /* set by the owner */
     struct sw_progress *progress; /* NULL: the engine has it */
     struct sw_member *next, **link;
 };
@@ -62,12 +75,13 @@ void sw_progress_join(struct sw_progress *progress, struct sw_member *member);
 void sw_progress_leave(struct sw_member *member);
 /* Lend the sockets: the program can be expected to poll its descriptor or its queue soon. */
 void sw_progress_lend(struct sw_progress *progress);
-/*
- * The calling thread is going to wait for the sockets. Returns their epoll, which it must serve when
- * that is readable (by looking); -1: the engine serves them, and sw_progress_end_wait is not called.
- */
-int sw_progress_begin_wait(struct sw_progress *progress);
-void sw_progress_end_wait(struct sw_progress *progress);
+/* The calling thread is going to wait for a descriptor. The sockets of `own` are lent to it. */
+void sw_begin_wait(struct sw_wait *wait, struct sw_progress *own, int fd);
+/* Wait with the lock released, until the descriptor or a lent socket is ready. Returns an errno. */
+int sw_wait_for(struct sw_wait *wait);
+/* Then serve the sockets, until there is an event. */
+void sw_serve_waited(struct sw_wait *wait, const int *has_event);
+void sw_end_wait(struct sw_wait *wait);
 /*
  * The program has looked, and a socket had something that made no event. If that is repeated, or
  * was a lot, the engine serves the sockets until the next event: a peer decides what it sends.
@@ -88,5 +102,7 @@ void sw_progress_took_completions(struct sw_progress *progress);
 /* Hold something until the program has had time to post. */
 void sw_hold(struct sw_progress *progress, struct sw_held *held);
 void sw_unhold(struct sw_held *held); /* does nothing if it is not held */
+
+void sw_progress_forked(void);
 
 #endif

@@ -958,6 +958,7 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
             break;
         }
         if (size <= 0) {
+            stream->is_read_out = !size;
             sw_stream_broken(stream, size ? errno : 0);
             return;
         }

@@ -73,7 +73,7 @@ void sw_stream_discard(struct sw_stream *stream)
     free(stream);
 }
 
-static void release(struct sw_stream *stream)
+void sw_stream_release(struct sw_stream *stream)
 {
     sw_cancel(&stream->timer);
     sw_progress_unwatch(&stream->member);
@@ -100,7 +100,7 @@ static void linger_expired(struct sw_timer *timer)
      * connection: the bytes that it has not read by now belong to flushed requests. */
     if (sw_awaits_word(stream))
         have_it_reset(stream);
-    release(stream);
+    sw_stream_release(stream);
 }
 
 /*
@@ -141,7 +141,7 @@ static void lingering(struct sw_watch *watch, uint32_t events)
             return;
         sw_device.reads++;
         if (size <= 0) {
-            release(stream);
+            sw_stream_release(stream);
             return;
         }
         sw_progress_leave(&stream->member); /* the program does not wait for this */
@@ -219,6 +219,9 @@ static void see_off(struct sw_stream *stream)
     if (stream->terminate_size && is_between && is_whole)
         stream->last_size = compose_terminate(stream, stream->last_word);
     give_buffers_back(stream);
+    if (stream->is_read_out && !stream->last_size)
+        return; /* both sides have ended it */
+    stream->is_read_out = 0;
     stream->watch.ready = lingering;
     stream->timer.expired = linger_expired;
     say_last_word(stream);

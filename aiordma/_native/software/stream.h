@@ -20,7 +20,10 @@ struct sw_terms {
     int sends_ready;     /* the initiator sends a WRITE of no bytes first (RFC 6581, RTR) */
     int gives_word;      /* the peer answers READs of no bytes (a word): it is a software device */
     uint16_t inbound_depth, outbound_depth; /* outstanding READs and atomics: IRD, ORD */
-    const void *already;                    /* bytes after the handshake that have been read */
+    struct sw_progress
+        *manager;        /* has the socket until the peer's first frame, which makes an event
+                                    of the connection manager; NULL: that of the completion queues */
+    const void *already; /* bytes after the handshake that have been read */
     size_t already_size;
 };
 
@@ -120,6 +123,7 @@ struct sw_stream {
     uint64_t carried; /* bytes, in both directions */
     int is_dead;      /* by a fault: it neither sends nor receives */
     int is_reset;     /* by a fault: closing it resets the connection */
+    int is_read_out; /* TCP's end has been read, and the caller releases the stream if it is over */
     struct sw_sending sending;
     struct sw_receiving receiving;
 
@@ -185,6 +189,8 @@ int sw_stream_is_struck(struct sw_stream *stream);
 void sw_stream_end(struct sw_queue_pair *pair);
 /* Free a stream that has not begun, or is over. Its socket stays open. */
 void sw_stream_discard(struct sw_stream *stream);
+/* Close the socket of a stream that is over, and free the stream. */
+void sw_stream_release(struct sw_stream *stream);
 /* TCP failed, or ended (error 0): the queue pair fails. */
 void sw_stream_broken(struct sw_stream *stream, int error);
 /*
