@@ -182,7 +182,7 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
     }
     sw_transmit(stream);
     if (stream->pair && stream->receiving.in)
-        sw_process(stream);
+        sw_stream_rest(stream); /* after the caller has reported the connection */
     return 0;
 }
 
