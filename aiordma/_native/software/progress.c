@@ -1,9 +1,9 @@
 /*
  * Progress in the program's own thread. If the engine's thread reads a packet, the program learns
  * of it after two changes between threads: one to the engine, and one to the program. While the
- * program polls often, the packet wakes the program's own thread, which reads it. The engine only
- * checks each millisecond whether the program still polls: peers' one-sided operations must not
- * wait for a program that computes.
+ * program polls often, has just made a call, or waits in the device, the packet wakes the program's
+ * own thread, which reads it. The engine only checks each millisecond whether the program still
+ * polls: peers must not wait for a program that computes.
  */
 #include "progress.h"
 
@@ -418,6 +418,7 @@ void sw_progress_end(struct sw_progress *progress)
 {
     if (!progress->watch.slot)
         return;
+    release(progress, 1, 1);
     while (progress->members)
         part(progress->members);
     for (struct sw_waited *each = progress->waiters; each; each = each->next)
