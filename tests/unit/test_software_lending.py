@@ -4,6 +4,7 @@ waits in the device, and else the engine."""
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -195,14 +196,19 @@ def test_waiting_thread_serves_its_other_channels(stack: ExitStack) -> None:
     region = wire.region(bytearray(64))
     os.set_blocking(server.channel.fd, True)
 
+    polled = threading.Event()
+
     def poll_and_wait() -> CmEventType:
         for _ in range(20):
             wire.queue.poll(1)  # often: the socket is lent to this thread
+        polled.set()
         return take_cm_event(server.channel)
 
     for number in range(20):
         wire.pair.post_recv(1, [region[:]])
+        polled.clear()
         waiter = Aside(poll_and_wait)
+        assert polled.wait(10)
         wire.peer.sendall(untagged(SEND, 0, number + 1, b"hello"))
         wait_until(lambda: wire.queue.poll(1))
         server.peer(Frame().pack())

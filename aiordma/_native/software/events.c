@@ -120,33 +120,36 @@ void sw_notify(struct sw_notifier *notifier, int has_events)
     settle(notifier);
 }
 
-/* Serve the lent sockets. Returns whether the caller has to check again. */
-static int look(struct sw_notifier *notifier)
+/* Serve the lent sockets. The caller takes the first event, which needs no signal. */
+static int serve(struct sw_notifier *notifier, struct sw_wait *wait)
 {
     notifier->is_looking = 1;
-    int served = sw_progress_look(&notifier->progress, 0);
+    int served = sw_serve_waited(wait, &notifier->has_events);
     notifier->is_looking = 0;
-    if (served && !notifier->has_events)
-        sw_progress_in_vain(&notifier->progress);
-    return served || notifier->has_events;
+    return served;
+}
+
+static int wait_and_serve(struct sw_notifier *notifier, struct sw_wait *wait)
+{
+    int error = check_blocking(notifier->fd);
+
+    notifier->blocks = !error;
+    while (!error && !notifier->has_events && !wait->is_ready) {
+        error = sw_wait_for(wait);
+        serve(notifier, wait);
+    }
+    return error;
 }
 
 int sw_await_event(struct sw_notifier *notifier)
 {
     struct sw_wait wait;
+    int error = 0;
 
-    if (look(notifier))
-        return 0;
-    int error = check_blocking(notifier->fd);
-    if (error)
-        return error;
-    sw_begin_wait(&wait, &notifier->progress, notifier->fd);
-    while (!error && !notifier->has_events && !wait.is_ready) {
-        error = sw_wait_for(&wait);
-        notifier->is_looking = 1;
-        sw_serve_waited(&wait, &notifier->has_events);
-        notifier->is_looking = 0;
-    }
+    sw_begin_wait(&wait, &notifier->progress, notifier->fd, notifier->blocks);
+    int served = serve(notifier, &wait);
+    if (!notifier->has_events && (!served || notifier->blocks))
+        error = wait_and_serve(notifier, &wait);
     sw_end_wait(&wait);
     return notifier->has_events ? 0 : error;
 }

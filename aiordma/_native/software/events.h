@@ -68,6 +68,7 @@ struct sw_notifier {
     int has_events;
     int is_signalled; /* the same, except in sw_await_event */
     int is_looking;   /* sw_await_event is serving sockets: the caller takes the first event */
+    int blocks;       /* the descriptor did when the program found no event last */
     struct sw_progress progress;
 };
 

@@ -182,7 +182,8 @@ void sw_progress_lend(struct sw_progress *progress)
     hand_out(progress);
 }
 
-void sw_progress_in_vain(struct sw_progress *progress)
+/* A look served a socket and made no event: a peer decides what it sends. */
+static void in_vain(struct sw_progress *progress)
 {
     if (++progress->vain < MOST_VAIN && !sw_turn_is_over())
         return;
@@ -285,16 +286,16 @@ static void wait_also(struct sw_wait *wait, struct sw_progress *progress)
     keep_ticking(progress);
 }
 
-void sw_begin_wait(struct sw_wait *wait, struct sw_progress *own, int fd)
+void sw_begin_wait(struct sw_wait *wait, struct sw_progress *own, int fd, int blocks)
 {
     wait->fd = fd;
     wait->is_ready = wait->count = 0;
-    if (!own->is_lent && own->members && own->vain < MOST_VAIN)
+    if (blocks && !own->is_lent && own->members && own->vain < MOST_VAIN)
         hand_out(own);
     if (own->is_lent)
         wait_also(wait, own);
-    for (struct sw_progress *each = lent; each && wait->count < SW_MOST_WAITED;
-         each = each->next_lent)
+    struct sw_progress *each = blocks ? lent : NULL;
+    for (; each && wait->count < SW_MOST_WAITED; each = each->next_lent)
         if (each != own && pthread_equal(each->thread, pthread_self()))
             wait_also(wait, each);
 }
@@ -340,17 +341,21 @@ int sw_wait_for(struct sw_wait *wait)
     return error;
 }
 
-void sw_serve_waited(struct sw_wait *wait, const int *has_event)
+int sw_serve_waited(struct sw_wait *wait, const int *has_event)
 {
-    for (int i = 0; i < wait->count && !*has_event; i++) {
+    int has_served = 0;
+
+    for (int i = 0; i < wait->count; i++) {
         struct sw_progress *progress = wait->each[i].progress;
         if (!progress || !progress->is_lent)
             continue;
         int served = sw_progress_look(progress, 0);
+        has_served |= served;
         keep_ticking(progress);
         if (served && !*has_event)
-            sw_progress_in_vain(progress);
+            in_vain(progress);
     }
+    return has_served;
 }
 
 /* -- sockets ----------------------------------------------------------------------------------- */

@@ -41,7 +41,7 @@ struct sw_progress {
     uint32_t passed_over; /* polls of other queues since then; atomic */
 };
 
-/* A thread that waits in the device, and serves the sockets that are lent to it meanwhile. */
+/* A thread that looks for an event and waits for it, and serves sockets meanwhile. */
 enum { SW_MOST_WAITED = 8 };
 struct sw_wait {
     int fd, is_ready; /* the descriptor that it waits for */
@@ -75,18 +75,17 @@ void sw_progress_join(struct sw_progress *progress, struct sw_member *member);
 void sw_progress_leave(struct sw_member *member);
 /* Lend the sockets: the program can be expected to poll its descriptor or its queue soon. */
 void sw_progress_lend(struct sw_progress *progress);
-/* The calling thread is going to wait for a descriptor. The sockets of `own` are lent to it. */
-void sw_begin_wait(struct sw_wait *wait, struct sw_progress *own, int fd);
-/* Wait with the lock released, until the descriptor or a lent socket is ready. Returns an errno. */
-int sw_wait_for(struct sw_wait *wait);
-/* Then serve the sockets, until there is an event. */
-void sw_serve_waited(struct sw_wait *wait, const int *has_event);
-void sw_end_wait(struct sw_wait *wait);
 /*
- * The program has looked, and a socket had something that made no event. If that is repeated, or
- * was a lot, the engine serves the sockets until the next event: a peer decides what it sends.
+ * The calling thread is going to look for an event: at the sockets of `own` if they are lent, and
+ * then maybe wait for the descriptor. If it is going to block, it serves all sockets that are lent
+ * to it, and those of `own` are.
  */
-void sw_progress_in_vain(struct sw_progress *progress);
+void sw_begin_wait(struct sw_wait *wait, struct sw_progress *own, int fd, int blocks);
+/* Serve the sockets. has_event: set by an event. Returns whether a socket had something. */
+int sw_serve_waited(struct sw_wait *wait, const int *has_event);
+/* Wait with the lock released, until the descriptor or a socket is ready. Returns an errno. */
+int sw_wait_for(struct sw_wait *wait);
+void sw_end_wait(struct sw_wait *wait);
 /* The program polls for an event, or an empty queue. Returns whether a socket had something. */
 int sw_progress_look(struct sw_progress *progress, int is_poll);
 /* Whether a poll can serve a socket. Needs no lock: a socket that joins meanwhile is served later. */
