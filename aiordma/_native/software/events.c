@@ -102,22 +102,16 @@ void sw_close_notifier(struct sw_notifier *notifier)
     close(notifier->signal);
 }
 
-/* Make the signal match the channel's events. sw_await_event needs no signal for the first one. */
-static void settle(struct sw_notifier *notifier)
-{
-    if (notifier->is_looking || notifier->has_events == notifier->is_signalled)
-        return;
-    notifier->is_signalled = notifier->has_events;
-    if (notifier->is_signalled)
-        sw_signal(notifier->signal);
-    else
-        sw_quiet(notifier->signal);
-}
-
 void sw_notify(struct sw_notifier *notifier, int has_events)
 {
     notifier->has_events = has_events;
-    settle(notifier);
+    if (notifier->is_looking || has_events == notifier->is_signalled)
+        return;
+    notifier->is_signalled = has_events;
+    if (has_events)
+        sw_signal(notifier->signal);
+    else
+        sw_quiet(notifier->signal);
 }
 
 /* Serve the lent sockets. The caller takes the first event, which needs no signal. */

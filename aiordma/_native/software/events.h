@@ -65,10 +65,9 @@ int sw_await_signal(int fd);
  */
 struct sw_notifier {
     int fd, signal;
-    int has_events;
-    int is_signalled; /* the same, except in sw_await_event */
-    int is_looking;   /* sw_await_event is serving sockets: the caller takes the first event */
-    int blocks;       /* the descriptor did when the program found no event last */
+    int has_events, is_signalled; /* the same, except in sw_await_event */
+    int is_looking; /* sw_await_event is serving sockets: the caller takes the first event */
+    int blocks;     /* the descriptor did when the program found no event last */
     struct sw_progress progress;
 };
 
