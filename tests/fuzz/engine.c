@@ -98,9 +98,53 @@ void sw_progress_leave(struct sw_member *member)
     member->progress = NULL;
 }
 
-void sw_progress_part(struct sw_member *member)
+int sw_progress_watch(struct sw_progress *progress, struct sw_member *member, int fd,
+                      uint32_t events)
+{
+    member->progress = progress;
+    return sw_watch(member->watch, fd, events);
+}
+
+void sw_progress_unwatch(struct sw_member *member)
 {
     member->progress = NULL;
+    sw_unwatch(member->watch);
+}
+
+void sw_progress_lend(struct sw_progress *progress)
+{
+    (void)progress;
+}
+
+int sw_is_engine(void)
+{
+    return 1;
+}
+
+void sw_begin_wait(struct sw_wait *wait, struct sw_progress *own, int fd, int blocks)
+{
+    (void)own;
+    (void)blocks;
+    wait->fd = fd;
+    wait->is_ready = wait->count = 0;
+}
+
+int sw_serve_waited(struct sw_wait *wait, const int *has_event)
+{
+    (void)wait;
+    (void)has_event;
+    return 0;
+}
+
+int sw_wait_for(struct sw_wait *wait)
+{
+    (void)wait;
+    fail("a call blocks");
+}
+
+void sw_end_wait(struct sw_wait *wait)
+{
+    (void)wait;
 }
 
 int sw_progress_look(struct sw_progress *progress, int is_poll)
@@ -131,6 +175,10 @@ void sw_progress_took_event(struct sw_progress *progress)
 void sw_progress_took_completions(struct sw_progress *progress)
 {
     (void)progress;
+}
+
+void sw_progress_forked(void)
+{
 }
 
 void sw_hold(struct sw_progress *progress, struct sw_held *what)
@@ -225,6 +273,7 @@ void pass(uint32_t milliseconds)
 void begin_anew(void)
 {
     drawn = 0;
+    sw_lock_forked(); /* forgets the random numbers that are left */
 }
 
 ssize_t __wrap_getrandom(void *bytes, size_t size, unsigned int flags);
