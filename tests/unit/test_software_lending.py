@@ -11,9 +11,10 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from aiordma import CmEventType, ConnectionParameters, EventChannel
+from aiordma import CmEvent, CmEventType, ConnectionParameters, EventChannel
 from aiordma._base.provider import software
 from aiordma._native import ffi, lib
+from aiordma.testing import software_objects
 from tests.unit.engine_thread import EngineThread
 from tests.unit.mpa_peer import HOST, Device, Frame, expect, has_ended
 from tests.unit.software_device import Aside, take_event
@@ -26,8 +27,10 @@ MOST_VAIN = 16
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
+    before = software_objects()["identifiers"]
     with ExitStack() as made:
         yield made
+    assert software_objects()["identifiers"] == before
 
 
 def is_readable(fd: int, seconds: float = 0) -> bool:
@@ -63,13 +66,15 @@ class Server:
         return woken
 
 
-def take_cm_event(channel: EventChannel) -> CmEventType:
-    """Wait for an event in the device."""
+def take_request(channel: EventChannel) -> bool:
+    """Wait for an event in the device. Return whether it was a request, which is rejected then."""
     event = ffi.new("struct rdma_cm_event **")
     assert software().get_cm_event(channel.pointer, event) == 0
-    kind = CmEventType(event[0].event)
+    request, kind = event[0].id, CmEventType(event[0].event)
     software().ack_cm_event(event[0])
-    return kind
+    if kind is not CmEventType.CONNECT_REQUEST:
+        return False
+    return bool(software().destroy_id(request) == 0)
 
 
 # -- whose turn it is -----------------------------------------------------------------------------
@@ -124,13 +129,13 @@ def test_blocking_descriptor_is_readable_only_for_an_event(stack: ExitStack) -> 
     for _ in range(20):
         server.peer(Frame().pack())
         assert is_readable(server.channel.fd, 10)
-        assert take_cm_event(server.channel) is CmEventType.CONNECT_REQUEST  # lends nothing
+        assert take_request(server.channel)  # this lends nothing
         half = Frame().pack()
         peer = server.peer(half[:10])
         assert not is_readable(server.channel.fd, 0.003)
         peer.sendall(half[10:])
         assert is_readable(server.channel.fd, 10)
-        assert take_cm_event(server.channel) is CmEventType.CONNECT_REQUEST
+        assert take_request(server.channel)
     os.set_blocking(server.channel.fd, False)
 
 
@@ -138,12 +143,12 @@ def test_blocking_wait_ends_with_an_event_and_not_before(stack: ExitStack) -> No
     server = Server(stack)
     os.set_blocking(server.channel.fd, True)
     for _ in range(5):
-        waiter = Aside(lambda: take_cm_event(server.channel))
+        waiter = Aside(lambda: take_request(server.channel))
         request = Frame().pack()
         peer = server.peer(request[:10])
         assert waiter.blocks(0.05)
         peer.sendall(request[10:])
-        assert waiter.end() is CmEventType.CONNECT_REQUEST
+        assert waiter.end()
     os.set_blocking(server.channel.fd, False)
 
 
@@ -159,11 +164,13 @@ def test_edge_triggered_watcher_misses_no_request(stack: ExitStack) -> None:
             edges.poll(0)
             assert list(server.channel.events()) == []
             peer.sendall(request[10:])
-            found: list[CmEventType] = []
+            found: list[CmEvent] = []
             while not found:
                 assert edges.poll(10), f"request {number} was never reported"
-                found += [event.type for event in server.channel.events()]
-            assert found == [CmEventType.CONNECT_REQUEST]
+                found += server.channel.events()
+            (event,) = found
+            assert event.type is CmEventType.CONNECT_REQUEST
+            server.device.identifier(event.new_key).close()
 
 
 def test_waiting_thread_needs_no_engine(stack: ExitStack) -> None:
@@ -198,11 +205,11 @@ def test_waiting_thread_serves_its_other_channels(stack: ExitStack) -> None:
 
     polled = threading.Event()
 
-    def poll_and_wait() -> CmEventType:
+    def poll_and_wait() -> bool:
         for _ in range(20):
             wire.queue.poll(1)  # often: the socket is lent to this thread
         polled.set()
-        return take_cm_event(server.channel)
+        return take_request(server.channel)
 
     for number in range(20):
         wire.pair.post_recv(1, [region[:]])
@@ -212,7 +219,7 @@ def test_waiting_thread_serves_its_other_channels(stack: ExitStack) -> None:
         wire.peer.sendall(untagged(SEND, 0, number + 1, b"hello"))
         wait_until(lambda: wire.queue.poll(1))
         server.peer(Frame().pack())
-        assert waiter.end() is CmEventType.CONNECT_REQUEST
+        assert waiter.end()
     os.set_blocking(server.channel.fd, False)
 
 

@@ -41,7 +41,7 @@ static void judge(struct sw_stream *stream, int has_completed)
  */
 static void leave_manager(struct sw_stream *stream)
 {
-    if (!stream->progress) {
+    if (!stream->progress || stream->watch.events != EPOLLIN) {
         sw_progress_leave(&stream->member);
         return;
     }
