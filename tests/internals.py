@@ -92,12 +92,12 @@ def open_regions(user: User) -> int:
 
 def has_ended(user: User) -> bool:
     """Whether its queue pair is gone and every request has ended."""
-    return user._endpoint.life.has_ended
+    return user._endpoint.teardown.has_ended
 
 
 def is_closed(user: User) -> bool:
     """Whether a close has given everything back."""
-    return user._endpoint.life.closed.is_set()
+    return user._endpoint.teardown.closed.is_set()
 
 
 def fail(user: User, cause: Exception) -> None:
@@ -112,6 +112,11 @@ def queues_of(hub: DeviceHub) -> list[CompletionQueueShare]:
 
 def reactor_of(listener: Listener) -> Reactor:
     return listener._reactor
+
+
+def open_on(listener: Listener) -> int:
+    """How many objects of its loop are open, with the listener."""
+    return len(listener._reactor.closables)
 
 
 def hubs_of(listener: Listener) -> list[DeviceHub]:

@@ -46,6 +46,8 @@ def check_private_data(value: Any, most: int, carrier: str, call: str = "") -> b
         TypeError: the value is not bytes.
         ValueError: the data is too long. The text has the length and the limit.
     """
+    if type(value) is bytes and len(value) <= most:
+        return value
     data = checked_data(value, "private_data", call)
     if len(data) > most:
         where = f"{call}(): " if call else ""
@@ -106,7 +108,9 @@ class ConnectionParameters:
             ("rnr_retry_count", 7),
             ("qp_num", 0xFFFFFF),
         ):
-            whole_number(getattr(self, name), name, 0, most)
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value <= most:
+                whole_number(value, name, 0, most)
 
     def _to_c(self) -> tuple[Any, Any]:
         """Return a struct rdma_conn_param and the private data that it points to. The caller keeps

@@ -13,7 +13,7 @@ import errno as errno_module
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar
 
 import anyio
 
@@ -88,12 +88,15 @@ class RdmaError(Exception):
     """Base class of aiordma's exceptions. It can be pickled, together with a cause that is an
     RdmaError."""
 
+    _usual_errno: ClassVar[int | None] = None
+    """The `errno` of an error that has none of its own: that of a socket's error with the same
+    cause, for programs that look at it."""
+
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
-        made = cast(object, self)
+        made: object = self
         if isinstance(made, OSError) and made.errno is None:
-            numbers = (_SOCKET_ERRNOS.get(each) for each in type(self).__mro__)
-            made.errno = next((number for number in numbers if number is not None), None)
+            made.errno = self._usual_errno
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = dict(self.__dict__)
@@ -236,6 +239,8 @@ class DeviceEventError(RdmaError, builtins.ConnectionError, anyio.BrokenResource
     `event` is the event (man ibv_get_async_event), `what` names the object that failed.
     """
 
+    _usual_errno = errno_module.ECONNABORTED
+
     def __init__(self, event: AsyncEventType, what: str) -> None:
         super().__init__(f"{what}: the device reports {event.name} (man ibv_get_async_event)")
         self.event = event
@@ -247,6 +252,8 @@ class NoMemoryError(RdmaError, builtins.ConnectionError, anyio.BrokenResourceErr
 
     It is also a builtin ConnectionError. It is no MemoryError.
     """
+
+    _usual_errno = errno_module.ENOMEM
 
 
 class PeerGoneError(RdmaError, builtins.ConnectionError):
@@ -262,6 +269,8 @@ class PeerGoneError(RdmaError, builtins.ConnectionError):
     Also a builtin ConnectionError.
     """
 
+    _usual_errno = errno_module.ECONNRESET
+
 
 # ---------------------------------------------------------------------------------------------
 # Work completions
@@ -275,6 +284,8 @@ class WorkCompletionError(RdmaError, builtins.ConnectionError, anyio.BrokenResou
     failed completion is valid (man ibv_poll_cq). `request` describes the request. The text names
     the peer of a connection.
     """
+
+    _usual_errno = errno_module.ECONNABORTED
 
     _statuses: ClassVar[tuple[Status, ...]] = ()
     meaning: ClassVar[str] = ""
@@ -352,6 +363,8 @@ class RemoteInvalidRequestError(WorkCompletionError):
     """The peer's device refused the request as invalid, usually because its receive was too
     small."""
 
+    _usual_errno = errno_module.ECONNRESET
+
     _statuses = (Status.REM_INV_REQ_ERR, Status.REM_INV_RD_REQ_ERR)
     meaning = (
         "the peer's device refused it as invalid: the message is longer than the receive that it "
@@ -365,6 +378,8 @@ class RemoteAccessError(WorkCompletionError):
     happens when the peer's process ends, because the kernel deregisters its memory before it
     disconnects."""
 
+    _usual_errno = errno_module.ECONNRESET
+
     _statuses = (Status.REM_ACCESS_ERR,)
     meaning = (
         "the peer's device refused the access: the rkey is unknown or revoked (also if the "
@@ -376,6 +391,8 @@ class RemoteAccessError(WorkCompletionError):
 class RemoteOperationError(WorkCompletionError):
     """The peer's device could not execute the operation, or gave an answer that does not belong to
     it."""
+
+    _usual_errno = errno_module.ECONNRESET
 
     _statuses = (Status.REM_OP_ERR, Status.REM_ABORT_ERR, Status.BAD_RESP_ERR)
     meaning = (
@@ -391,6 +408,8 @@ class RetryExceededError(WorkCompletionError, PeerGoneError):
     `retry_count` and `ack_timeout` are the connection's (see ConnectionOptions), None if they are
     not known.
     """
+
+    _usual_errno = errno_module.ETIMEDOUT
 
     _statuses = (Status.RETRY_EXC_ERR, Status.RESP_TIMEOUT_ERR)
     meaning = "the peer did not acknowledge it within all retries (retry_count x ack_timeout)"
@@ -480,6 +499,8 @@ class PeerFlushedError(FlushedError, PeerGoneError):
     flushed the request before the connection manager reported the disconnect.
     """
 
+    _usual_errno = errno_module.ECONNRESET
+
 
 def _families_by_status() -> dict[int, type[WorkCompletionError]]:
     found: dict[int, type[WorkCompletionError]] = {}
@@ -566,9 +587,13 @@ class AddressError(RdmaConnectionError):
 class RouteError(RdmaConnectionError):
     """The address was resolved, but no route to it was found."""
 
+    _usual_errno = errno_module.EHOSTUNREACH
+
 
 class UnreachableError(RdmaConnectionError):
     """The peer's connection manager did not answer."""
+
+    _usual_errno = errno_module.ETIMEDOUT
 
 
 class MulticastError(RdmaConnectionError):
@@ -593,11 +618,15 @@ class RejectedError(RdmaConnectionError, ConnectionRefusedError):
 class ConnectTimeoutError(RdmaConnectionError, TimeoutError):
     """A step of connecting took longer than its timeout. The message names the step."""
 
+    _usual_errno = errno_module.ETIMEDOUT
+
 
 class DisconnectedError(
     PeerGoneError, RdmaConnectionError, ConnectionResetError, anyio.BrokenResourceError
 ):
     """The peer closed the connection, or broke it. Also a builtin ConnectionResetError."""
+
+    _usual_errno = errno_module.ECONNRESET
 
 
 class DeviceRemovedError(DisconnectedError):
@@ -608,25 +637,7 @@ class StreamProtocolError(RdmaConnectionError, anyio.BrokenResourceError):
     """The peer of a stream does not use rsockets' protocol, or violates it. The message has what
     arrived, and what is permitted."""
 
-
-_SOCKET_ERRNOS: dict[type, int] = {
-    NoMemoryError: errno_module.ENOMEM,
-    DeviceEventError: errno_module.ECONNABORTED,
-    WorkCompletionError: errno_module.ECONNABORTED,
-    PeerGoneError: errno_module.ECONNRESET,
-    DisconnectedError: errno_module.ECONNRESET,
-    PeerFlushedError: errno_module.ECONNRESET,
-    RemoteAccessError: errno_module.ECONNRESET,
-    RemoteInvalidRequestError: errno_module.ECONNRESET,
-    RemoteOperationError: errno_module.ECONNRESET,
-    RetryExceededError: errno_module.ETIMEDOUT,
-    ConnectTimeoutError: errno_module.ETIMEDOUT,
-    UnreachableError: errno_module.ETIMEDOUT,
-    RouteError: errno_module.EHOSTUNREACH,
-    StreamProtocolError: errno_module.EPROTO,
-}
-"""The `errno` of these classes and their subclasses, unless an error has one of its own: that of a
-socket's error with the same cause, for programs that look at it."""
+    _usual_errno = errno_module.EPROTO
 
 
 BACKLOG_IS_FULL: bytes = b"the listener's backlog is full"

@@ -75,8 +75,8 @@ class Provider:
         table: the slots.
         since: a slot's function, and the first version of the library that has it, for the
             message.
-        connects_at_once: the connect call of all its devices returns without waiting for the
-            network.
+        blocks: calls that open, create or destroy can take long, and the connect call of some
+            devices waits for the network. Calls that register much memory always can.
         outlives_forks: a forked child can use the connection manager after its parent has used it.
 
     Raises:
@@ -89,12 +89,12 @@ class Provider:
         table: Any,
         since: Mapping[str, tuple[str, int]] = MappingProxyType({}),
         *,
-        connects_at_once: bool = False,
+        blocks: bool = True,
         outlives_forks: bool = False,
     ) -> None:
         self.name = name
         self.table = table
-        self.connects_at_once = connects_at_once
+        self.blocks = blocks
         self._since = since
         self._outlives_forks = outlives_forks
         self._user: int | None = None
@@ -166,7 +166,7 @@ def software() -> Provider:
     if path:
         capture(path, os.environ.get(CAPTURE_MIB, DEFAULT_CAPTURE_MIB))
     return Provider(
-        "the built-in software device", load_software(), connects_at_once=True, outlives_forks=True
+        "the built-in software device", load_software(), blocks=False, outlives_forks=True
     )
 
 

@@ -5,7 +5,7 @@ import struct
 
 from aiordma._base.arguments import whole_number, wrong_type
 
-__all__ = ("SocketAddress", "address_text", "pack_address", "unpack_address")
+__all__ = ("SocketAddress", "address_text", "is_loopback", "pack_address", "unpack_address")
 
 SocketAddress = tuple[str, int]
 """A numeric host (an IPv6 address with %scope if it has one) and a port."""
@@ -22,6 +22,11 @@ def address_text(address: SocketAddress | None) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_loopback(address: str) -> bool:
+    """Return whether a numeric address is one that reaches this machine only."""
+    return address.startswith("127.") or address == "::1"
+
+
 def pack_address(host: str, port: int) -> bytes:
     """Return a struct sockaddr_in or sockaddr_in6.
 
@@ -29,7 +34,8 @@ def pack_address(host: str, port: int) -> bytes:
         TypeError: the host is not a str, or the port is not a whole number.
         ValueError: the host is not a numeric address, or the port is out of range.
     """
-    port = whole_number(port, "port", 0, 0xFFFF)
+    if type(port) is not int or not 0 <= port <= 0xFFFF:
+        port = whole_number(port, "port", 0, 0xFFFF)
     if not isinstance(host, str):
         raise wrong_type(host, "host", "a numeric address such as '192.0.2.1'")
     wire_port = port.to_bytes(2, "big")

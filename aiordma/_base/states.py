@@ -138,6 +138,8 @@ def check_transition(
 class ConnectionState(Enum):
     """The state of a connection. Every change is to a state further down this list."""
 
+    __hash__ = object.__hash__  # Enum's is written in Python; members are compared by identity
+
     RESOLVING_ADDRESS = "resolving the address"
     RESOLVING_ROUTE = "resolving the route"
     CONNECTING = "connecting"

@@ -1,6 +1,7 @@
 """Snapshots of counters: values without behaviour. Counters only grow, except those that are said
 to be a present number."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -8,11 +9,18 @@ from typing import Self, TypeVar
 
 from aiordma._base.enums import WorkCompletionOpcode, WorkCompletionStatus
 
-__all__ = ("DeviceStatistics", "ListenerStatistics", "RequestStatistics")
+__all__ = (
+    "DeviceStatistics",
+    "ListenerStatistics",
+    "RequestCounters",
+    "RequestStatistics",
+    "summed",
+)
 
 Key = TypeVar("Key", bound=int)
 
-_Counters = tuple[int, int, int, int, int, int, dict[int, int], dict[int, int]]
+RequestCounters = tuple[tuple[int, int, int, int, int, int, dict[int, int], dict[int, int]], int]
+"""The counters of OpenRequests, and how often a coroutine has waited for a slot."""
 
 
 def _status(number: int) -> WorkCompletionStatus:
@@ -26,6 +34,22 @@ def _added(one: Mapping[Key, int], other: Mapping[Key, int]) -> dict[Key, int]:
     """Return a new dict with the sums of both, in the order of the keys."""
     # By the keys: without memory, Python 3.11 crashes where it makes an iterator of the items.
     return {key: one.get(key, 0) + other.get(key, 0) for key in sorted({*one, *other})}
+
+
+def summed(all_counted: Iterable[RequestCounters]) -> RequestCounters:
+    """Return the sum of counters."""
+    numbers, waited = [0] * 6, 0
+    completed, failed = Counter[int](), Counter[int]()
+    for counters, waits in all_counted:
+        for place, count in enumerate(counters[:6]):
+            numbers[place] += count
+        for number, count in counters[6].items():
+            completed[number] += count
+        for number, count in counters[7].items():
+            failed[number] += count
+        waited += waits
+    one, two, three, four, five, six = numbers
+    return (one, two, three, four, five, six, completed, failed), waited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +85,9 @@ class RequestStatistics:
     """How often a coroutine waited because its queue had no free slot (max_send_wr)."""
 
     @classmethod
-    def _of(cls, counters: _Counters, waits: int = 0) -> Self:
-        """Return the statistics of the counters of OpenRequests."""
+    def _of(cls, counted: RequestCounters) -> Self:
+        """Return the statistics of counters."""
+        counters, waits = counted
         completed, failed = counters[6], dict[WorkCompletionStatus, int]()
         for number in counters[7]:
             status = _status(number)
@@ -93,8 +118,9 @@ class RequestStatistics:
         )
 
     @classmethod
-    def _sum(cls, all_statistics: Iterable["RequestStatistics"]) -> "RequestStatistics":
-        return reduce(RequestStatistics._plus, all_statistics, cls())
+    def _sum(cls, all_counted: Iterable[RequestCounters]) -> Self:
+        """Return the statistics of the sum of counters."""
+        return cls._of(summed(all_counted))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

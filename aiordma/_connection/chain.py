@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from aiordma._base.enums import Access, WorkRequestOpcode
-from aiordma._base.errors import NoMemoryError, NotPostedError, NotSupportedError, VerbsCallError
+from aiordma._base.errors import NotPostedError, NotSupportedError
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.posts import Posts
 from aiordma._connection.works import (
@@ -64,14 +64,8 @@ class _Collected:
             work.sges = staged.sges
             self._staged.append(staged)  # holds the inline bytes until they are posted
         request = self._endpoint.sends.prepare(work)
-        try:
-            self._works.append(work)
-            self.port.add(request)
-        except BaseException:  # there was no memory
-            if self._works and self._works[-1] is work:
-                self._works.pop()
-            self._endpoint.sends.withdraw(request)
-            raise
+        self._works.append(work)
+        self.port.add(request)
         return request
 
     def bind(
@@ -98,19 +92,10 @@ class _Collected:
 
     def raise_refused(self) -> None:
         """Raise the error of the engine's post at the end of the block."""
-        try:
-            error, self.port.error = self.port.error, 0
-            self._endpoint.sends.chain_posted(
-                error, self.port.posted, self.port.requests(), self._signal_last_only
-            )
-        except VerbsCallError:
-            raise
-        except Exception:
-            # There was no memory. The end of the queue pair ends the requests.
-            self._endpoint.fail(
-                NoMemoryError("there was no memory to end a chain that was refused")
-            )
-            raise
+        error, self.port.error = self.port.error, 0
+        self._endpoint.sends.chain_posted(
+            error, self.port.posted, self.port.requests(), self._signal_last_only
+        )
 
     def give_up(self, cause: BaseException) -> None:
         """Fail all requests that are not posted with a NotPostedError."""

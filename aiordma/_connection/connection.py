@@ -39,6 +39,7 @@ from aiordma._endpoint.endpoint import Endpoint, SharedReceives
 from aiordma._endpoint.registration import register, register_dmabuf, register_in_thread
 from aiordma._endpoint.staging import PARTS, THREAD_LIMIT, Staging, several
 from aiordma._endpoint.windows import BoundWindow, check_window_memory
+from aiordma._loop.event_loop import protected
 from aiordma._native import calls_port
 from aiordma._requests.registrations import RegistrationCache
 from aiordma._requests.request import WorkRequest
@@ -118,8 +119,6 @@ class Connection(ObjectStream[bytes]):
         self._port = endpoint.port
         self._posts = Posts(endpoint, self._staging, endpoint.sends)
         self._messages = MessageQueue(endpoint, shared)
-        self._local = endpoint.identifier.local_address
-        self._peer = endpoint.identifier.peer_address
         self._begun = False
         self.private_data: bytes = b""
         """The private data of the peer's connection request or accept; may be zero-padded."""
@@ -136,7 +135,6 @@ class Connection(ObjectStream[bytes]):
     def _set_established(self, private_data: bytes) -> None:
         """Record that the connection is established. The connector and the listener call this."""
         self._begun = True
-        self._local = self._endpoint.identifier.local_address  # TCP may have chosen the port
         self.private_data = private_data
 
     async def establish(self, *, private_data: bytes = b"") -> None:
@@ -165,6 +163,9 @@ class Connection(ObjectStream[bytes]):
         self._endpoint.require_own_loop()
         if self._endpoint.state is ConnectionState.CLOSED:
             raise ClosedError(f"{self._endpoint.name} is closed")
+        await self._establish(private_data)
+
+    async def _establish(self, private_data: bytes) -> None:
         if self._handshake is None:
             raise ValueError(
                 f"establish: {self!r} was not prepared, or was established before; only "
@@ -176,19 +177,19 @@ class Connection(ObjectStream[bytes]):
 
     def __repr__(self) -> str:
         state = self._endpoint.state.value
-        return f"<Connection to {self._peer} on {self.device_name}: {state}>"
+        return f"<Connection to {self.peer_address} on {self.device_name}: {state}>"
 
     # -- attributes -------------------------------------------------------------------------------
 
     @property
     def local_address(self) -> SocketAddress | None:
         """The local (host, port)."""
-        return self._local
+        return self._endpoint.local_address
 
     @property
     def peer_address(self) -> SocketAddress | None:
         """The peer's (host, port)."""
-        return self._peer
+        return self._endpoint.peer_address
 
     @property
     def device_name(self) -> str:
@@ -262,7 +263,7 @@ class Connection(ObjectStream[bytes]):
 
         Raises: nothing.
         """
-        return self._endpoint.statistics()
+        return RequestStatistics._of(self._endpoint.counters())
 
     @property
     def cause(self) -> Exception | None:
@@ -279,8 +280,8 @@ class Connection(ObjectStream[bytes]):
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
         """The typed attributes of anyio."""
         return {
-            ConnectionInfo.local_address: lambda: self._local,
-            ConnectionInfo.peer_address: lambda: self._peer,
+            ConnectionInfo.local_address: lambda: self.local_address,
+            ConnectionInfo.peer_address: lambda: self.peer_address,
             ConnectionInfo.device_name: lambda: self.device_name,
             ConnectionInfo.private_data: lambda: self.private_data,
         }
@@ -478,6 +479,7 @@ class Connection(ObjectStream[bytes]):
         """
         return self._post_receive(f"post_recvv(): {PARTS}", several(parts, "post_recvv"))
 
+    @protected
     def _post_receive(self, where: str, parts: list[LocalMemory]) -> WorkRequest:
         if self._endpoint.shared_receive is not None:
             raise ValueError(
@@ -778,6 +780,7 @@ class Connection(ObjectStream[bytes]):
         work = message_work(self._endpoint, "sendv", immediate, invalidate)
         await self._posts.run(work, self._staging.source, given, f"sendv(): {PARTS}")
 
+    @protected
     async def receive(self) -> bytes:
         """Return the next message.
 
@@ -801,6 +804,7 @@ class Connection(ObjectStream[bytes]):
         await self._messages.wait()
         return queue.take_data()
 
+    @protected
     async def receive_message(self) -> Message:
         """Return the next message with its immediate data, or with the rkey that it invalidated.
 
@@ -1184,16 +1188,13 @@ class Connection(ObjectStream[bytes]):
             EventLoopError: called outside of its event loop; the message says what happens to the
                 connection (docs/guarantees.md).
             VerbsCallError: the driver refused to destroy the queue pair, a memory window or a
-                region. All requests have failed, and what was refused still exists, with its
-                memory. Call this again later.
-            BusyError: a memory window of another owner is bound to a region. Close that window, and
-                call this again.
+                region. All requests have failed, and the connection stays in memory for the life of
+                the process. A second call raises the same error.
 
         Cancellation: the connection still closes, and the call returns once it is closed.
 
         See: man rdma_disconnect.
         """
-        self._endpoint.closes_soon = False  # the program does not wait for a transport's end
         await self._endpoint.aclose()
 
     def __del__(self) -> None:

@@ -1,14 +1,12 @@
 """A connection request that a listener received, until the program accepts or rejects it."""
 
 import logging
+import time
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Unpack
-
-import anyio
 
 from aiordma._base.connection_parameters import (
     MAX_ACCEPT_PRIVATE_DATA,
@@ -21,6 +19,7 @@ from aiordma._base.errors import (
     ClosedError,
     DisconnectedError,
     RdmaConnectionError,
+    RdmaError,
     VerbsCallError,
 )
 from aiordma._base.opening import opens
@@ -39,11 +38,11 @@ from aiordma._connection.connector import failed_event, failed_handshake, parame
 from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.shared_source import ListenerReceives
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._endpoint.lifecycle import Phase
+from aiordma._endpoint.handshake import Handshake
 from aiordma._loop.event_loop import require_here
-from aiordma._loop.threads import ACCEPTS
-from aiordma._runtime.identifiers import give_back, give_back_later
-from aiordma._runtime.reactor import Reactor
+from aiordma._loop.threads import ACCEPTS, Once, outwait
+from aiordma._runtime.reactor import AtLoopEnd, Reactor
+from aiordma._runtime.teardown import Phase
 from aiordma.verbs.identifier import Event, Identifier
 
 __all__ = ("ConnectionRequest", "RequestTally")
@@ -75,7 +74,6 @@ class ConnectionRequest:
         identifier: Identifier,
         event: Event,
     ) -> None:
-        reactor.retain()  # until the answer; then the owner of the identifier takes over this use
         self._process = here.pid
         self._reactor = reactor
         self._options = options
@@ -91,6 +89,8 @@ class ConnectionRequest:
         self._origin = Place("")
         self._was_handed_out = False  # by the program
         self._tally = RequestTally()
+        self._at_end = AtLoopEnd(self._left_open, self._close, Once(reactor.loop))
+        reactor.enter(self._at_end)
         self.private_data: bytes = event.private_data
         """The private data that the peer sent with the request; RDMA pads it with zeros."""
         self.peer_address: SocketAddress | None = identifier.peer_address
@@ -153,7 +153,7 @@ class ConnectionRequest:
         endpoint = self._endpoint
         if endpoint is None:
             return self.is_gone
-        if endpoint.state is ConnectionState.ACCEPTING and endpoint.life.phase is Phase.LIVE:
+        if endpoint.state is ConnectionState.ACCEPTING and endpoint.teardown.phase is Phase.OPEN:
             return self._accepting is not None
         return endpoint.state is not ConnectionState.ESTABLISHED
 
@@ -206,7 +206,7 @@ class ConnectionRequest:
         accept = ConnectionRequest.accept
         chosen = ConnectionOptions._of(accept, options) if options else self._options
         connection = await self._prepare(chosen, self._choice(domain, "accept"))
-        await connection.establish(private_data=private_data)
+        await connection._establish(private_data)
         return connection
 
     @refuses(DECIDED_BY_CM)
@@ -245,30 +245,36 @@ class ConnectionRequest:
 
     async def _prepare(self, chosen: ConnectionOptions, choice: DomainChoice) -> Connection:
         self._answer()
-        identifier = self._identifier
+        identifier, reactor = self._identifier, self._reactor
         try:
             self._require_wanted()
-            hub = await self._reactor.hub(identifier)
-            domain = await choice.on(self._reactor, hub, ACCEPTS)
+            hub = await reactor.hub(identifier)
+            domain = await choice.on(reactor, hub, ACCEPTS)
         except BaseException:
             self._tally.failed += 1
-            await give_back(self._reactor, self._identifier)
+            self._drop()
+            await outwait(self._at_end.closed)
             raise
-        # From here the endpoint owns the identifier, and the use of the reactor.
-        accepting = ConnectionState.ACCEPTING
-        endpoint = Endpoint(self._reactor, hub, identifier, chosen, accepting, domain)
+        # From here the endpoint owns the identifier.
+        handshake = Handshake(reactor.loop, ConnectionState.ACCEPTING)
+        endpoint = Endpoint(reactor, hub, identifier, chosen, handshake, domain)
+        reactor.leave(self._at_end)
+        self._at_end.closed.set()
         endpoint.calls.lane = ACCEPTS
         self._endpoint = endpoint
-        endpoint.life.origin = endpoint.life.origin or self._origin
-        self._reactor.subscribe(identifier, endpoint.handle_event, endpoint)
-        async with self._closing_on_failure(endpoint):
+        endpoint.teardown.origin = endpoint.teardown.origin or self._origin
+        reactor.subscribe(identifier, endpoint.handle_event)
+        try:
             self._require_wanted()
             identifier.set_ack_timeout(chosen.ack_timeout)
             shared = await self._receives.on(endpoint, domain)
             await endpoint.open(shared_receive=shared)
             connection = Connection(endpoint, shared, partial(self._establish, endpoint))
             connection._post_pooled_receives()
-        return connection
+            return connection
+        except BaseException as error:
+            await self._undo(endpoint, error)
+            raise
 
     def _establish(self, endpoint: Endpoint, private_data: bytes) -> Awaitable[bytes]:
         private_data = check_private_data(
@@ -277,7 +283,9 @@ class ConnectionRequest:
         return self._accept(endpoint, private_data)
 
     async def _accept(self, endpoint: Endpoint, private_data: bytes) -> bytes:
-        async with self._closing_on_failure(endpoint):
+        handshake = endpoint.handshake
+        try:
+            await endpoint.loop.checkpoint()
             if endpoint.state is not ConnectionState.ACCEPTING:
                 raise failed_handshake(self._operation, endpoint)
             self._require_wanted()
@@ -289,29 +297,32 @@ class ConnectionRequest:
                 self._warn_of_no_retries(endpoint.options)
                 offered = self._limited_to_request(endpoint.options)
                 self._identifier._accept_with_own_retries(parameters(offered, private_data))
-            with anyio.move_on_after(self._accept_timeout):
-                if not await endpoint.connected():
-                    raise failed_handshake(self._operation, endpoint)
-                endpoint.established()
-                self._tally.established += 1
-                device = endpoint.hub.context.device_name
-                logger.debug("accepted %s through the device %s", self.peer_address, device)
-                return self.private_data
-            raise DisconnectedError(
-                f"{self._operation}: the peer did not finish within {self._accept_timeout:g} s"
-            )
-
-    @asynccontextmanager
-    async def _closing_on_failure(self, endpoint: Endpoint) -> AsyncIterator[None]:
-        try:
-            yield
+            handshake.limit(time.monotonic() + self._accept_timeout)
+            if not await endpoint.connected():
+                raise failed_handshake(self._operation, endpoint)
+            handshake.limit(None)
+            endpoint.established()
         except BaseException as error:
-            self._tally.failed += 1
-            await endpoint.aclose()
-            if isinstance(error, VerbsCallError):
-                # Calls on an identifier whose peer has withdrawn fail with various errors.
-                raise RdmaConnectionError._of_call(self._operation, error) from error
+            await self._undo(endpoint, error)
+            if isinstance(error, TimeoutError) and not isinstance(error, RdmaError):
+                raise DisconnectedError(
+                    f"{self._operation}: the peer did not finish within {self._accept_timeout:g} s"
+                ) from None
             raise
+        self._tally.established += 1
+        device = endpoint.device_name
+        logger.debug("accepted %s through the device %s", self.peer_address, device)
+        return self.private_data
+
+    async def _undo(self, endpoint: Endpoint, error: BaseException) -> None:
+        """Close the endpoint of an accept that has failed. Before the answer, this rejects the
+        peer."""
+        endpoint.handshake.limit(None)
+        self._tally.failed += 1
+        await endpoint.aclose()
+        if isinstance(error, VerbsCallError):
+            # Calls on an identifier whose peer has withdrawn fail with various errors.
+            raise RdmaConnectionError._of_call(self._operation, error) from error
 
     @property
     def _operation(self) -> str:
@@ -366,7 +377,8 @@ class ConnectionRequest:
         self._answer()
         self._tally.rejected += 1
         self._refuse(private_data)
-        await give_back(self._reactor, self._identifier)
+        self._drop()
+        await outwait(self._at_end.closed)
 
     async def aclose(self) -> None:
         """Reject the peer, if the request has not been answered. Idempotent.
@@ -385,9 +397,7 @@ class ConnectionRequest:
     def _close(self) -> None:
         """Start `aclose` in the background, also outside of the event loop."""
         if not self._answered:
-            self._refuse(b"")
-            give_back_later(self._reactor, self._identifier)
-            self._answered = True
+            self._start_rejecting(lambda: None)
             self._tally.rejected += 1
 
     def _left_open(self) -> str:
@@ -395,12 +405,22 @@ class ConnectionRequest:
         warning."""
         return repr(self) if self._was_handed_out and not self._answered else ""
 
-    def _start_rejecting(self, then: Callable[[], None], private_data: bytes = b"") -> None:
+    def _start_rejecting(self, then: Callable[[], object], private_data: bytes = b"") -> None:
         """Start `reject` in the background, also outside of the event loop. Then call `then`. The
-        request must not have been answered. If this raises MemoryError, it has not been."""
-        self._refuse(private_data)
-        give_back_later(self._reactor, self._identifier, then)
+        request must not have been answered."""
         self._answered = True
+        self._refuse(private_data)
+        self._drop(then)
+
+    def _drop(self, then: Callable[[], object] = lambda: None) -> None:
+        """Destroy the identifier in the background, and then call `then`."""
+
+        def dropped() -> None:
+            self._reactor.leave(self._at_end)
+            self._at_end.closed.set()
+            then()
+
+        self._reactor.drop(self._identifier, dropped)
 
     def _abandon(self) -> None:
         """Let the `accept` that runs in another task raise ClosedError. If it has returned or is
@@ -414,8 +434,6 @@ class ConnectionRequest:
             self._identifier.reject(private_data)
         except VerbsCallError as error:
             logger.debug("rejecting %s: %s", self.peer_address, error)  # the peer has withdrawn
-        except MemoryError:
-            pass  # destroying the identifier rejects the peer, without the private data
 
     def __del__(self) -> None:
         if not getattr(self, "_answered", True) and self._process == here.pid:

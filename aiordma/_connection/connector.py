@@ -1,10 +1,14 @@
-"""connect(): resolves a name and a port, and connects. Each step has its own error."""
+"""connect(): resolves a name and a port, and connects. Each step has its own error.
+
+The life of a connect, from the call to ESTABLISHED, is `_Attempt`, from top to bottom.
+"""
 
 import errno
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeAlias, TypeVar, Unpack
 
@@ -42,7 +46,7 @@ from aiordma._base.options import (
 )
 from aiordma._base.provider import Provider, Requirement, wanted_device
 from aiordma._base.socket_address import SocketAddress
-from aiordma._base.states import ConnectionState, next_state
+from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
 from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.local_ports import LocalPorts
@@ -55,17 +59,18 @@ from aiordma._connection.several_addresses import (
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._loop.event_loop import EventLoop, Waiter
-from aiordma._loop.threads import PEERS, Once, start_call
+from aiordma._endpoint.handshake import Handshake
+from aiordma._loop.threads import PEERS, start_call
 from aiordma._runtime.address_lookup import (
     addresses_of,
     checked_host,
     checked_port,
+    known_address,
 )
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import DeviceHub
-from aiordma._runtime.identifiers import ROUTE_TIMEOUT_MS, milliseconds, new_identifier
-from aiordma._runtime.reactor import Reactor
+from aiordma._runtime.identifiers import ROUTE_TIMEOUT_MS, drop, milliseconds
+from aiordma._runtime.reactor import Reactor, reactor_of
 from aiordma.verbs.identifier import Event, Identifier
 
 __all__ = (
@@ -84,6 +89,7 @@ _S = ConnectionState
 Connected = TypeVar("Connected")
 LocalAddresses: TypeAlias = Sequence[SocketAddress | None]
 """The local (host, port) to connect from, the first that can be bound; None: any."""
+ANY: LocalAddresses = (None,)
 
 
 @refuses(DECIDED_BY_CM)
@@ -160,11 +166,16 @@ async def connect(
         attempt.choose(device, domain)
         return attempt
 
-    async def establish(
-        attempt: _Attempt, address: str, local: LocalAddresses, seconds: float | None
-    ) -> Connection:
-        with attempt.limited(seconds):
-            return await _connect_to(attempt, address, local, private_data)
+    async def establish(attempt: _Attempt, address: str, local: LocalAddresses) -> Connection:
+        ports = LocalPorts(attempt.source)
+        while True:
+            connection = await attempt.prepare(address, local)
+            try:
+                await connection._establish(private_data)
+                return connection
+            except RdmaConnectionError as error:
+                if not ports.has_another(error):
+                    raise
 
     return await _to_first(begin(), begin, establish)
 
@@ -172,38 +183,27 @@ async def connect(
 async def _to_first(
     first: "_Attempt",
     begin: "Callable[[], _Attempt]",
-    use: "Callable[[_Attempt, str, LocalAddresses, float | None], Awaitable[Connection]]",
+    use: "Callable[[_Attempt, str, LocalAddresses], Awaitable[Connection]]",
 ) -> Connection:
     """Return what `use` returns for the first address of the name that can be connected. `first`
     looks the name up, and serves its only address. If there are several, `begin` makes an attempt
     for each."""
+    if first.numeric is not None:
+        return await use(first, first.numeric, ANY)
     shared = SharedSeconds(first.timeout)
-    with shared.spending(), first.limited():
+    with shared:
         routes = await first.look_up()
+    if len(routes.addresses) == 1 and not routes.has_others:
+        (address,) = routes.addresses
+        return await use(first, address, routes.locals(address))
 
     async def use_one(address: str, left: int) -> Connection:
-        attempt, seconds = first, shared.share(left)
-        if len(routes.addresses) > 1:
-            attempt = begin()  # a call of the driver may still use the one before
-            attempt.set_timeout(seconds)
-        with shared.spending():
-            return await use(attempt, address, routes.locals(address), seconds)
+        attempt = begin()
+        attempt.set_timeout(shared.share(left))
+        with shared:
+            return await use(attempt, address, routes.locals(address))
 
     return await first_connected(routes.addresses, use_one, routes.failure)
-
-
-async def _connect_to(
-    attempt: "_Attempt", address: str, local: LocalAddresses, private_data: bytes
-) -> Connection:
-    ports = LocalPorts(attempt.source)
-    while True:
-        connection = await attempt.prepare(address, local)
-        try:
-            await connection.establish(private_data=private_data)
-            return connection
-        except RdmaConnectionError as error:
-            if not ports.has_another(error):
-                raise
 
 
 @refuses(DECIDED_BY_CM)
@@ -259,11 +259,8 @@ async def prepare_connection(
         attempt.choose(device, domain)
         return attempt
 
-    async def prepare(
-        attempt: _Attempt, address: str, local: LocalAddresses, seconds: float | None
-    ) -> Connection:
-        with attempt.limited(seconds):
-            connection = await attempt.prepare(address, local)
+    async def prepare(attempt: _Attempt, address: str, local: LocalAddresses) -> Connection:
+        connection = await attempt.prepare(address, local)
         attempt.set_timeout(first.timeout)  # that of `establish`
         return connection
 
@@ -316,7 +313,7 @@ class PeerAddresses:
 
         Raises: as `connect`.
         """
-        with self.seconds.spending(), self._first.limited():
+        with self.seconds:
             self._routes = await self._first.look_up()
         return await first_connected(self._routes.addresses, connect, self._routes.failure)
 
@@ -340,7 +337,7 @@ class PeerAddresses:
         """
         attempt = self._begin()
         attempt.set_timeout(preparing.share(1))
-        with self.seconds.spending(), preparing.spending(), attempt.limited():
+        with self.seconds, preparing:
             connection = await attempt.prepare(address, self._routes.locals(address))
         attempt.set_timeout(answering.share(1))
         return connection
@@ -365,7 +362,12 @@ def checked_source(source: object, name: str, call: str) -> tuple[str, int] | No
 
 
 class _Attempt:
-    """One connect: performs its steps, and undoes them if one fails."""
+    """One connect: its checked arguments, and its steps. If one fails, the steps before are undone.
+    Its time begins with the first step.
+
+    The steps run in the caller's task. Where the events of a step are there at once, as on the
+    software device, it does not wait. `Handshake` has the state, and the time limit of all waits.
+    """
 
     def __init__(
         self,
@@ -377,25 +379,35 @@ class _Attempt:
         require: str | None,
     ) -> None:
         self.host, self.port = checked_host(host, "host", call), checked_port(port, "port", call)
-        self.set_timeout(optional_seconds(timeout, "timeout", call))
+        self.timeout = optional_seconds(timeout, "timeout", call)
+        self._end: float | None = None
         self._call = call
         self.target = f"{host}:{port}"
         self.options = options
-        self.chosen_device = "auto"
         self.source: tuple[str, int] | None = None
         self.reuse_address = False
         self.shared_receive: SharedReceiveEndpoint | None = None
         self.step = "looking up the name"
         self._device: str | None = None
         self._requirement = Requirement(require, call)
-        self._state = _S.RESOLVING_ADDRESS
-        self._event: Event | None = None
-        self._waiter: Waiter | None = None  # of the task that waits for an event
-        self._calling = False
         self._has_asked = False  # the peer may have the request
-        self._later: Callable[[], None] | None = None
-        self._is_limited = False
         self._late = ""  # why the step takes long
+
+    @property
+    def numeric(self) -> str | None:
+        """The peer's address, if the host is one, and there is no local address to look up."""
+        known = None if self.source is not None else known_address(self.host, 0)
+        return None if known is None else known[0]
+
+    def set_timeout(self, timeout: float | None) -> None:
+        """Set the seconds for the next steps, which an error names."""
+        self.timeout, self._end = timeout, None
+
+    def end(self) -> float | None:
+        """Return when the time of the steps ends; None: no limit."""
+        if self._end is None and self.timeout is not None:
+            self._end = time.monotonic() + self.timeout
+        return self._end
 
     def take(
         self,
@@ -415,79 +427,140 @@ class _Attempt:
         shared = self.shared_receive
         queue = None if shared is None else (shared.domain_state,)
         self.domain = DomainChoice(domain, self._call, queue)
-        self.chosen_device = self.domain.device(device)
+        self._device = wanted_device(self.domain.device(device))
         self.domain.require_usable()
-        self._device = wanted_device(self.chosen_device)
-
-    def set_timeout(self, timeout: float | None) -> None:
-        """Set the seconds for the steps."""
-        self.timeout = timeout
-        self.timeout_ms = milliseconds(timeout)
-
-    @contextmanager
-    def limited(self, remaining: float | None = None) -> Iterator[None]:
-        """Limit the time of the steps in the block, and name the step that failed. `remaining` are
-        the seconds that earlier steps have left; None: all. Within another such block, which is
-        the shorter one, this does nothing."""
-        if self._is_limited:
-            yield
-            return
-        self._is_limited = True
-        try:
-            with anyio.fail_after(self.timeout if remaining is None else remaining):
-                yield
-        except TimeoutError:
-            raise ConnectTimeoutError(
-                f"connect to {self.target}: {self.step} took longer than {self.timeout:g} s"
-                f"{self._late}"
-            ) from None
-        except VerbsCallError as error:
-            raise _refused_call(f"connect to {self.target}: {self.step}", error) from error
-        finally:
-            self._is_limited = False
 
     async def look_up(self) -> Routes:
-        """Return the numeric addresses of the host, and of the source."""
-        local = None if self.source is None else await addresses_of(*self.source)
-        found = [address for address, _ in await addresses_of(self.host, 0)]
+        """Return the numeric addresses of the host, and of the source, within the time limit."""
         target = partial(_target, self.host, self.port)
+        try:
+            local = None if self.source is None else await self._addresses_of(*self.source)
+            found = [address for address, _ in await self._addresses_of(self.host, 0)]
+        except TimeoutError:
+            raise self._timed_out() from None
+        except VerbsCallError as error:
+            raise self._refused(error) from error
         return Routes(found, local, target, f"source={self.source!r}")
 
+    async def _addresses_of(self, host: str, port: int) -> list[SocketAddress]:
+        with self._limited():
+            return await addresses_of(host, port)
+
+    def _limited(self) -> AbstractContextManager[object]:
+        """Limit the time of a call in a worker, which may have to wait for a free one."""
+        end = self.end()
+        return anyio.fail_after(None if end is None else end - time.monotonic())
+
+    def _timed_out(self) -> ConnectTimeoutError:
+        return ConnectTimeoutError(
+            f"connect to {self.target}: {self.step} took longer than {self.timeout:g} s{self._late}"
+        )
+
+    def _refused(self, error: VerbsCallError) -> RdmaConnectionError:
+        return _refused_call(f"connect to {self.target}: {self.step}", error)
+
     async def prepare(self, address: str, local: LocalAddresses) -> Connection:
-        """Perform the steps up to the queue pair, and post the pooled receives. The arguments are
-        a result of `look_up`."""
+        """Perform the steps up to the queue pair, and post the pooled receives.
+
+        Args:
+            address, local: a result of `look_up`.
+        """
         self.target = _target(self.host, self.port, address)
 
-        async def prepare_from(bound: SocketAddress | None) -> Connection:
-            return await with_device(
-                self.chosen_device,
-                address,
-                lambda provider: self._prepare(provider, address, bound),
-                self._requirement,
-            )
+        def prepare_from(bound: SocketAddress | None) -> Awaitable[Connection]:
+            async def prepare_on(provider: Provider) -> Connection:
+                if not provider.blocks:
+                    return await self._prepare(provider, address, bound)
+                with self._limited():
+                    return await self._prepare(provider, address, bound)
 
-        return await first_bound(local, prepare_from)
+            return with_device(self._device, address, prepare_on, self._requirement)
+
+        try:
+            return await first_bound(local, prepare_from)
+        except TimeoutError as error:
+            if isinstance(error, RdmaConnectionError):
+                raise
+            raise self._timed_out() from None
+        except VerbsCallError as error:
+            raise self._refused(error) from error
 
     async def _prepare(
-        self, provider: Provider, host: str, source: tuple[str, int] | None
+        self, provider: Provider, host: str, source: SocketAddress | None
     ) -> Connection:
-        self._state = _S.RESOLVING_ADDRESS
         self.step = "making the identifier"
-        async with new_identifier(provider) as (reactor, identifier):
-            reactor.subscribe(identifier, self._handle)
-            hub = await self._resolve(reactor, identifier, host, source)
+        reactor = await reactor_of(provider)
+        identifier = Identifier(reactor.channel)
+        handshake = Handshake(reactor.loop, _S.RESOLVING_ADDRESS)
+        handshake.limit(self.end())
+        reactor.subscribe(identifier, handshake.feed)
+        try:
+            hub = await self._resolve(reactor, identifier, handshake, host, source)
             domain = await self.domain.on(reactor, hub)
-        # From here the endpoint owns the identifier, and the use of the reactor.
-        endpoint = Endpoint(reactor, hub, identifier, self.options, _S.CONNECTING, domain)
-        reactor.subscribe(identifier, endpoint.handle_event, endpoint)
-        async with self._closing_on_failure(endpoint):
+        except BaseException:
+            handshake.limit(None)
+            await drop(reactor, identifier)
+            raise
+        # From here the endpoint owns the identifier.
+        endpoint = Endpoint(reactor, hub, identifier, self.options, handshake, domain)
+        reactor.subscribe(identifier, endpoint.handle_event)
+        try:
             self.step = "making the queue pair"
-            async with reactor.connects:
-                await endpoint.open(shared_receive=self.shared_receive)
-            handshake = partial(self._establish, endpoint, identifier)
-            connection = Connection(endpoint, self.shared_receive, handshake)
+            await endpoint.open(shared_receive=self.shared_receive)
+            _check_time(handshake)
+            connection = Connection(
+                endpoint, self.shared_receive, partial(self._establish, endpoint, identifier)
+            )
             connection._post_pooled_receives()
-        return connection
+            handshake.limit(None)
+            return connection
+        except BaseException as error:
+            await self._undo(endpoint, error)
+            raise
+
+    async def _resolve(
+        self,
+        reactor: Reactor,
+        identifier: Identifier,
+        handshake: Handshake,
+        host: str,
+        source: SocketAddress | None,
+    ) -> DeviceHub:
+        identifier.set_ack_timeout(self.options.ack_timeout)
+        if self.options.tos is not None:
+            identifier.set_tos(self.options.tos)
+        if self.reuse_address:
+            identifier.set_reuse_address(True)
+        self.step = "resolving the address"
+        timeout_ms = milliseconds(self.timeout)
+        try:
+            identifier.resolve_address(host, self.port, source, timeout_ms)
+        except VerbsCallError as error:
+            raise _unbound(f"connect to {self.target}", error, source) from error
+        await self._until(_S.RESOLVING_ROUTE, reactor, handshake)
+        hub = await reactor.hub(identifier)
+        if self._device is not None and hub.context.device_name != self._device:
+            raise AddressError(
+                f"connect to {self.target}: {hub.context.device_name} reaches that address, "
+                f"not {self._device}, which was asked for"
+            )
+        self._requirement.check_kind(hub.context.device_name, hub.context.kind)
+        _check_time(handshake)
+        self.step = "resolving the route"
+        try:
+            identifier.resolve_route(min(timeout_ms, ROUTE_TIMEOUT_MS))
+        except VerbsCallError as error:
+            raise RouteError._of_call(f"connect to {self.target}", error) from error
+        await self._until(_S.CONNECTING, reactor, handshake)
+        return hub
+
+    async def _until(self, goal: ConnectionState, reactor: Reactor, handshake: Handshake) -> None:
+        reactor.poll_events(lambda: handshake.state is goal)  # it may be there already
+        while handshake.state is not goal:
+            if handshake.state is _S.BROKEN:
+                raise failed_event(f"connect to {self.target}", handshake.event)
+            _check_time(handshake)
+            await handshake.change()
 
     def _establish(
         self, endpoint: Endpoint, identifier: Identifier, private_data: bytes
@@ -500,40 +573,84 @@ class _Attempt:
     async def _connect(
         self, endpoint: Endpoint, identifier: Identifier, private_data: bytes
     ) -> bytes:
+        handshake = endpoint.handshake
         self.step = "waiting for the peer to accept"
         if endpoint.hub.is_iwarp:
             self._late = NOT_ACCEPTED
-        with self.limited():
-            async with self._closing_on_failure(endpoint):
-                if endpoint.state is _S.CONNECTING:
-                    await self._request_connection(
-                        endpoint, identifier, parameters(self.options, private_data)
-                    )
-                if not await endpoint.connected():
-                    raise failed_handshake(f"connect to {self.target}", endpoint)
-                endpoint.established()
-                device = endpoint.hub.context.device_name
-                logger.debug("connected to %s through the device %s", self.target, device)
-                event = endpoint.last_event
-        return event.private_data if event else b""
-
-    @asynccontextmanager
-    async def _closing_on_failure(self, endpoint: Endpoint) -> AsyncIterator[None]:
+        handshake.limit(self.end())
         try:
-            yield
+            if handshake.state is _S.CONNECTING and endpoint.cause is None:
+                await self._request(endpoint, identifier, parameters(self.options, private_data))
+            if not await endpoint.connected():
+                raise failed_handshake(f"connect to {self.target}", endpoint)
+            handshake.limit(None)
+            endpoint.established()
         except BaseException as error:
-            withdrawal = None if isinstance(error, Exception) else endpoint.on_withdrawal
-            if self._calling:  # it is closed when the driver's call has returned
-                self._later = withdrawal
-            elif withdrawal is not None and self._may_be_accepted(endpoint):
-                withdrawal()
-            elif endpoint.in_handshake:
-                endpoint.close()  # in the background: the driver waits for the peer's answer
-            else:
-                await endpoint.aclose()
+            await self._undo(endpoint, error)
+            if isinstance(error, TimeoutError) and not isinstance(error, RdmaConnectionError):
+                raise self._timed_out() from None
             if isinstance(error, VerbsCallError):
                 raise _refused_call(f"connect to {self.target}", error) from error
             raise
+        logger.debug("connected to %s through the device %s", self.target, endpoint.device_name)
+        event = handshake.event
+        return event.private_data if event else b""
+
+    async def _request(
+        self, endpoint: Endpoint, identifier: Identifier, request: ConnectionParameters
+    ) -> None:
+        """Send the connection request.
+
+        A driver may connect its TCP stream during the call (siw does), which can take as long as
+        TCP's time limits: it then runs in a worker, and its return ends `endpoint.awaits_answer`.
+        The identifier is not destroyed before.
+        """
+        self._has_asked = True
+        if not endpoint.hub.is_iwarp or not endpoint.reactor.blocks:
+            identifier.connect(request)
+            return
+        handshake, errors = endpoint.handshake, list[BaseException]()
+        returned = False
+
+        def then(error: BaseException | None) -> None:
+            nonlocal returned
+            returned = True
+            if error is not None:
+                errors.append(error)
+                endpoint.driver_returned()
+            endpoint.calls.end()
+            handshake.wake()
+
+        abandon = start_call(endpoint.loop, lambda: identifier.connect(request), then, PEERS)
+        endpoint.calls.begin()
+        endpoint.driver_waits()
+        try:
+            while not returned:
+                _check_time(handshake)
+                await handshake.change()
+        except BaseException:
+            if abandon():  # the call had not begun
+                self._has_asked = False
+                endpoint.driver_returned()
+                endpoint.calls.end()
+            raise
+        try:
+            if errors:
+                raise errors[0]
+        finally:
+            errors.clear()  # their tracebacks hold this frame
+
+    async def _undo(self, endpoint: Endpoint, error: BaseException) -> None:
+        """Close the endpoint of a connect that has failed, or was withdrawn."""
+        endpoint.handshake.limit(None)
+        above = endpoint.teardown.above
+        is_withdrawn = endpoint.handshake.is_late or not isinstance(error, Exception)
+        if above is not None and is_withdrawn and self._may_be_accepted(endpoint):
+            above._end_soon()
+        elif endpoint.awaits_answer:
+            endpoint.close()  # in the background: the driver waits for the peer's answer
+        else:
+            await endpoint.aclose()
 
     def _may_be_accepted(self, endpoint: Endpoint) -> bool:
         """Return whether the peer may be connected, or become so before it hears that this side has
@@ -543,98 +660,11 @@ class _Attempt:
             return self._has_asked and endpoint.hub.is_iwarp and endpoint.cause is None
         return endpoint.state is _S.ESTABLISHED
 
-    async def _resolve(
-        self,
-        reactor: Reactor,
-        identifier: Identifier,
-        host: str,
-        source: tuple[str, int] | None,
-    ) -> DeviceHub:
-        identifier.set_ack_timeout(self.options.ack_timeout)
-        if self.options.tos is not None:
-            identifier.set_tos(self.options.tos)
-        if self.reuse_address:
-            identifier.set_reuse_address(True)
-        self.step = "resolving the address"
-        try:
-            identifier.resolve_address(host, self.port, source, self.timeout_ms)
-        except VerbsCallError as error:
-            raise _unbound(f"connect to {self.target}", error, source) from error
-        await self._until(_S.RESOLVING_ROUTE, reactor.loop)
-        hub = await reactor.hub(identifier)
-        if self._device is not None and hub.context.device_name != self._device:
-            raise AddressError(
-                f"connect to {self.target}: {hub.context.device_name} reaches that address, "
-                f"not {self._device}, which was asked for"
-            )
-        self._requirement.check_kind(hub.context.device_name, hub.context.kind)
-        self.step = "resolving the route"
-        try:
-            identifier.resolve_route(min(self.timeout_ms, ROUTE_TIMEOUT_MS))
-        except VerbsCallError as error:
-            raise RouteError._of_call(f"connect to {self.target}", error) from error
-        await self._until(_S.CONNECTING, reactor.loop)
-        return hub
 
-    async def _request_connection(
-        self, endpoint: Endpoint, identifier: Identifier, request: ConnectionParameters
-    ) -> None:
-        if not endpoint.hub.is_iwarp or identifier.provider.connects_at_once:
-            identifier.connect(request)
-            self._has_asked = True
-            return
-        # A driver may connect its TCP stream during the call (siw does), which can take as long as
-        # TCP's time limits. The identifier must not be destroyed during the call. So if this task
-        # is cancelled, `then` closes the endpoint.
-        returned = Once(endpoint.loop)
-        errors: list[BaseException] = []
-        abandoned = False
-
-        def then(error: BaseException | None) -> None:
-            self._calling = False
-            endpoint.calls.end()
-            if error is not None:
-                endpoint.handshake_ends()
-                errors.append(error)
-            returned.set()
-            if abandoned:
-                later, self._later = self._later, None
-                if error is None and later is not None and self._may_be_accepted(endpoint):
-                    later()
-                else:
-                    endpoint.close()
-
-        withdraw = start_call(endpoint.loop, lambda: identifier.connect(request), then, PEERS)
-        self._calling = self._has_asked = True
-        endpoint.calls.begin()
-        endpoint.handshake_begins()
-        try:
-            await returned.wait()
-        except BaseException:
-            if withdraw():  # the call had not begun
-                self._calling = self._has_asked = False
-                endpoint.handshake_ends()
-                endpoint.calls.end()
-            abandoned = True
-            raise
-        try:
-            if errors:
-                raise errors[0]
-        finally:
-            errors.clear()  # their tracebacks hold this frame
-
-    def _handle(self, event: Event) -> None:
-        self._state = next_state(self._state, event.type)
-        self._event = event
-        if self._waiter is not None:
-            self._waiter.wake()
-
-    async def _until(self, goal: ConnectionState, loop: EventLoop) -> None:
-        while self._state is not goal:
-            if self._state is _S.BROKEN:
-                raise failed_event(f"connect to {self.target}", self._event)
-            self._waiter = loop.waiter()
-            await self._waiter.wait()
+def _check_time(handshake: Handshake) -> None:
+    """Raise TimeoutError if the time limit is over."""
+    if handshake.is_late:
+        raise TimeoutError
 
 
 _OF_NETWORKS = frozenset(
@@ -692,7 +722,7 @@ def failed_handshake(what: str, endpoint: Endpoint) -> Exception:
     """Return why an endpoint's handshake failed."""
     if endpoint.cause is not None:
         return detached(endpoint.cause)
-    return failed_event(what, endpoint.last_event)
+    return failed_event(what, endpoint.handshake.event)
 
 
 def failed_event(what: str, event: Event | None) -> Exception:

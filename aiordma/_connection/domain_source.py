@@ -80,12 +80,12 @@ async def open_domain(
                 )
             requirement.check_kind(name, hub.context.kind)
             raw = await make_raw(reactor, hub)
-        # From here the domain owns the identifier, and the use of the reactor.
+        # From here the domain owns the identifier.
         return Domain(DomainState(reactor, hub, raw, identifier))
 
     try:
         with anyio.fail_after(timeout):
-            return await with_device(device, numeric, attempt, requirement)
+            return await with_device(wanted, numeric, attempt, requirement)
     except TimeoutError:
         raise ConnectTimeoutError(
             f"open_domain: finding the device for {host} took longer than {timeout:g} s"

@@ -30,14 +30,12 @@ from aiordma._base.enums import (
     names_of,
 )
 from aiordma._base.errors import BusyError, VerbsCallError, detached
-from aiordma._base.provider import SOFTWARE
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.posts import Posts
 from aiordma._endpoint.domain_state import kept_open, start_deregistering, wrong_domain
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.staging import THREAD_LIMIT
 from aiordma._endpoint.windows import BoundWindow
-from aiordma._loop.ending import end
 from aiordma._loop.event_loop import Timer
 from aiordma._loop.threads import Once, outwait
 from aiordma.verbs import LocalMemory, MemoryRegion, MemorySlice, MemoryWindow
@@ -117,7 +115,7 @@ class Grant:
                 self._own = await self._register(Access.MW_BIND if has_windows else self._access)
                 part = self._own[:]
             # From now on also the endpoint's end ends this: after the loop's end, no task does.
-            endpoint.life.on_end.append(self._start_ending)
+            endpoint.teardown.on_ended.append(self._start_ending)
             if has_windows:
                 self._window = await self._bind(posts, part)
                 self._remote = self._window.remote
@@ -188,31 +186,24 @@ class Grant:
         if self._ending:
             return
         self._ending = True
-        try:
-            self._end_access()
-        except MemoryError:
-            end(self._endpoint.loop, self._end_access)
-
-    def _end_access(self) -> None:
-        """End the access. Done again if there was no memory: each step can be repeated."""
         endpoint, window = self._endpoint, self._window
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not endpoint.life.has_ended and self._start_ending in endpoint.life.on_end:
-            endpoint.life.on_end.remove(self._start_ending)
-        if window is None or endpoint.life.has_ended:
+        if not endpoint.teardown.has_ended and self._start_ending in endpoint.teardown.on_ended:
+            endpoint.teardown.on_ended.remove(self._start_ending)
+        if window is None or endpoint.teardown.has_ended:
             self._deregister()  # the end of a queue pair frees its windows
         elif endpoint.windows_go:
-            endpoint.life.on_end.append(self._deregister)  # a thread is freeing them
+            endpoint.teardown.on_ended.append(self._deregister)  # a thread is freeing them
         else:
             try:
                 window._end()
             except VerbsCallError as error:
-                # The window may still work. The end of the queue pair ends its access.
-                self._error = error
-                endpoint.life.on_end.append(self._deregister)
-                endpoint.fail(error)
+                # The window may still work. The end of the queue pair, which follows, ends its
+                # access.
+                self._error = detached(error)
+                endpoint.teardown.on_ended.append(self._deregister)
                 return
             self._deregister()
 
@@ -221,31 +212,22 @@ class Grant:
         if region is None:
             self._finish(None)
             return
-        key = id(region)
-        if key not in endpoint.regions:
+        if endpoint.regions.pop(id(region), None) is None:
             self._finish(None)  # the connection's end has deregistered it, or does it
-            return
-        # It is taken from the list last: without memory before, this is done again.
-        if region._users:
+        elif region._users:
             region._retire()  # the bind was cancelled, and is still in flight
             self._finish(None)
-            return
-
-        if endpoint.hub.context.device_name == SOFTWARE and region.length <= THREAD_LIMIT:
+        elif endpoint.hub.blocks or region.length > THREAD_LIMIT:
+            start_deregistering(endpoint.loop, endpoint.domain_state, region.close, self._finish)
+        else:
+            error: VerbsCallError | BusyError | None = None
             try:
                 region.close()
-            except (VerbsCallError, BusyError) as error:
-                self._error = self._error or detached(error)
-                endpoint.fail(self._error)  # its close tries to deregister it again
-            self._finish(None)
-            return
-
-        start_deregistering(endpoint.reactor, endpoint.domain_state, region.close, self._finish)
-        endpoint.regions.pop(key, None)
+            except (VerbsCallError, BusyError) as refused:
+                error = refused
+            self._finish(error)
 
     def _finish(self, error: BaseException | None) -> None:
-        if self._own is not None and error is not None:
-            self._endpoint.adopt(self._own)  # whose close tries to deregister it again
         if isinstance(error, Exception):
             self._error = self._error or detached(error)
             self._endpoint.fail(error)
@@ -359,6 +341,6 @@ async def open_grant(
         )
     grant = Grant(endpoint, memory, length, Access(access))
     # A domain cannot be freed while a grant that fails still holds memory in it.
-    with kept_open(endpoint.reactor, endpoint.domain_state) as leave:
+    with kept_open(endpoint.domain_state) as leave:
         await grant._open(posts, expires, leave)
     return grant

@@ -73,7 +73,7 @@ class ServedHandshakes:
         self._after_events = after_events
         self._running: FairQueue[ConnectionRequest] = FairQueue()
         self._waits: dict[ConnectionRequest, _Waits] = {}
-        self._ended = anyio.Event()
+        self._ended: anyio.Event | None = None  # if a task waits
 
     def __len__(self) -> int:
         return len(self._running)
@@ -81,15 +81,12 @@ class ServedHandshakes:
     async def room(self) -> None:
         """Wait until one more handshake may begin: there are few, or `begin` ends one."""
         while len(self._running) >= MOST_HANDSHAKES and self._victim() is None:
+            self._ended = anyio.Event()
             with anyio.move_on_after(LOOK_SECONDS) as look:
                 await self._ended.wait()
             if look.cancelled_caught:
                 looked = anyio.Event()
-                try:
-                    self._after_events(partial(self._look, looked))
-                except Exception:
-                    logger.exception("a CM event could not be handled")
-                    continue
+                self._after_events(partial(self._look, looked))
                 await looked.wait()
 
     def begin(self, request: ConnectionRequest) -> None:
@@ -107,8 +104,8 @@ class ServedHandshakes:
         if request in self._running:
             self._running.remove(request)
             del self._waits[request]
-            self._ended.set()
-            self._ended = anyio.Event()
+            if self._ended is not None:
+                self._ended.set()
 
     def _look(self, looked: anyio.Event) -> None:
         for waits in self._waits.values():
@@ -265,19 +262,20 @@ class Handshakes:
     def advance(self) -> None:
         """Pass finished handshakes to waiting calls, and begin new ones. Call this after every
         change."""
-        self._hand_over()
-        while self._requests and self._has_room():
+        if self._finished:
+            self._hand_over()
+        while self._callers and self._requests and self._has_room():
             caller = self._next_caller()
             if caller is None:
                 break
             self._begin(self._requests.popleft(), caller)
-        self._look_later()
+        if self._running:
+            self._look_later()
 
     def release(self) -> None:
         """Let every waiting `accept` return None."""
         while self._callers:
-            self._callers[0].waiter.wake()
-            self._callers.popleft()  # last: if there was no memory, it is woken later
+            self._callers.popleft().waiter.wake()
 
     def close(self) -> None:
         """End every handshake, and close connections that no call has returned, in the
@@ -343,12 +341,7 @@ class Handshakes:
             handshake.looks += 1
         if not self._counting:
             self._counting = True
-            try:
-                self._after_events(self._count_waits)
-            except BaseException:
-                self._counting = False
-                self._look_later()
-                raise
+            self._after_events(self._count_waits)
         self.advance()
 
     def _count_waits(self) -> None:
@@ -423,7 +416,7 @@ class Handshakes:
                 self._on_left()  # no task continues, and the connection is closed
             elif connection is not None:
                 self._loop.spawn(partial(self._close, connection), "aiordma: closing a connection")
-        self._forget(handshake)  # last: if there was no memory, it is ended again
+        self._forget(handshake)
 
     async def _close(self, connection: Connection) -> None:
         try:

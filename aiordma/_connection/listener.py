@@ -18,7 +18,6 @@ from aiordma._base.enums import CmEventType
 from aiordma._base.errors import (
     BACKLOG_IS_FULL,
     NOT_SERVING,
-    BusyError,
     ClosedError,
     DeviceRemovedError,
     FlushedError,
@@ -43,7 +42,7 @@ from aiordma._base.options import (
     ConnectionOptions,
     refuses,
 )
-from aiordma._base.origin import Place, origin, warn_unclosed, with_origin
+from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider, Requirement, checked_device, wanted_device
 from aiordma._base.socket_address import SocketAddress, address_text
@@ -55,13 +54,13 @@ from aiordma._connection.handshakes import Handshake, Handshakes, ServedHandshak
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_source import ListenerReceives
-from aiordma._loop.ending import end
 from aiordma._loop.event_loop import Waiter, require_here
 from aiordma._loop.threads import Once, outwait
 from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import new_identifier
-from aiordma._runtime.reactor import AtLoopEnd, Reactor
+from aiordma._runtime.reactor import Reactor
+from aiordma._runtime.teardown import Teardown
 from aiordma.verbs.device import Context, require_device
 from aiordma.verbs.identifier import Event, Identifier
 
@@ -223,7 +222,7 @@ async def listen_with(
             identifier.listen(backlog + KERNEL_BACKLOG_RESERVE)
             return reactor, identifier
 
-    return await with_device(device, numeric, attempt, requirement)
+    return await with_device(wanted, numeric, attempt, requirement)
 
 
 @contextmanager
@@ -327,20 +326,19 @@ class Listener(AbstractListener[Connection]):
         if self._domain is not None:
             self._domain.join(self, "listener", lambda: self._closed)
         self._identifier = identifier
-        self._refusal: BaseException | None = None  # of the last attempt to destroy it
         self._local = identifier.local_address
         self._backlog = backlog
         self._device = device
         self._requirement = requirement
         self._requests: FairQueue[ConnectionRequest] = FairQueue()
         self._waiters: deque[Waiter] = deque()
-        self._closed = self._is_destroying = False
+        self._closed = False
         self._failure: DeviceRemovedError | None = None
         self._is_serving = True
-        self._leaving = 0
+        self._leaving = 0  # requests that are being rejected
+        self._all_left = Once(reactor.loop)
         self._tally = RequestTally()
         self._arrived = self._backlog_full = 0
-        self._gave_back = Once(reactor.loop)
         self._handshakes = Handshakes(
             reactor.loop,
             self._requests,
@@ -349,9 +347,8 @@ class Listener(AbstractListener[Connection]):
             self._has_left,
         )
         self._served = ServedHandshakes(reactor.after_events)
-        self._origin: Place = origin()
-        at_end = AtLoopEnd(self._left_open, self._close, self.aclose)
-        reactor.subscribe(identifier, self._handle, at_end)
+        self._teardown = Teardown(reactor, self)
+        reactor.subscribe(identifier, self._handle)
 
     def __repr__(self) -> str:
         return f"<Listener on {'closed' if self._closed else self.local_address}>"
@@ -399,8 +396,7 @@ class Listener(AbstractListener[Connection]):
         request = ConnectionRequest(
             self._reactor, self.options, self._accept_timeout, self._receives, identifier, event
         )
-        at_end = AtLoopEnd(request._left_open, request._close, request.aclose)
-        self._reactor.subscribe(identifier, partial(self._handle_waiting, request), at_end)
+        self._reactor.subscribe(identifier, partial(self._handle_waiting, request))
         self._arrived += 1
         request._tally = self._tally
         source = source_of(request.peer_address)
@@ -413,7 +409,7 @@ class Listener(AbstractListener[Connection]):
         if not self._has_room(source):
             self._turn_away(request, BACKLOG_IS_FULL)
             return
-        request._origin = self._origin
+        request._origin = self._teardown.origin
         self._requests.append(request, source)
         self._handshakes.advance()
         if self._requests and self._waiters:
@@ -456,21 +452,15 @@ class Listener(AbstractListener[Connection]):
     def _turn_away(self, request: ConnectionRequest, reason: bytes = b"") -> None:
         self._backlog_full += reason == BACKLOG_IS_FULL
         self._count_leaving()
-        try:
-            request._start_rejecting(self._has_left, reason)
-        except MemoryError:
-            self._leaving -= 1
-            raise
+        request._start_rejecting(self._has_left, reason)
 
     def _count_leaving(self) -> None:
         self._leaving += 1
 
     def _has_left(self) -> None:
-        if self._leaving == 1 and self._closed:
-            if self._domain is not None:
-                self._domain.leave(self)
-            self._gave_back.set()
-        self._leaving -= 1  # last: if there was no memory, this is done again
+        self._leaving -= 1
+        if not self._leaving and self._closed:
+            self._all_left.set()
 
     async def request(self) -> ConnectionRequest:
         """Return the next connection request, to be accepted or rejected.
@@ -653,79 +643,71 @@ class Listener(AbstractListener[Connection]):
         Raises:
             EventLoopError: called outside of its event loop; the message says what happens to the
                 listener.
-            VerbsCallError: the driver refused to destroy the listener's identifier. The port is in
-                use until a later call destroys it. Or the driver has refused to destroy the queue
-                of `shared_receive`, and refuses it again: it closes with the last connection.
-            BusyError: a thread has been destroying one of these for long. Call this again.
+            VerbsCallError: the driver refused to destroy the listener's identifier. Its port stays
+                in use for the life of the process, and a second call raises the same error.
 
         Cancellation: the listener still closes, and the call returns once it is closed.
         """
-        if self._process != here.pid:
-            return  # the listener belongs to the parent process
-        if not self._gave_back.is_set():
-            self._reactor.require_here(self, self._close)
-        elif self._is_left:
-            await self._reactor.destroy_again(self, self._destroy_identifier)
-            await self._receives.close_left()
-        self._close()
-        await outwait(self._gave_back)
-        if not self._identifier._is_gone:
-            raise detached(self._refusal or BusyError(f"{self!r} exists: call aclose() again"))
+        if not self._teardown.is_inherited:  # else the listener belongs to the parent process
+            try:
+                await self._teardown.aclose()
+            finally:
+                if self._closed:
+                    await outwait(self._all_left)
+
+    # -- the end (Owner) ------------------------------------------------------------------------
 
     @property
-    def _is_left(self) -> bool:
-        """Whether the driver has refused something at its end, which `aclose` tries again."""
-        return not self._identifier._is_gone or self._receives.is_left or self._reactor.is_left
+    def name(self) -> str:
+        """Its name in messages."""
+        return repr(self)
 
-    def _destroy_identifier(self) -> None:
-        """Destroy the identifier, in a worker thread, and keep the driver's refusal. Idempotent."""
-        try:
-            self._identifier.close()
-        except BaseException as error:
-            self._refusal = detached(error)
-            raise
+    def _closing(self) -> Exception:
+        return ClosedError("this listener is closed")
 
-    def _close(self) -> None:
-        """Start `aclose` in the background."""
-        if self._process != here.pid:
-            return  # it belongs to the parent process
-        try:
-            self._close_if_open()
-        except MemoryError:
-            end(self._reactor.loop, self._close_if_open)
-
-    def _close_if_open(self) -> None:
-        # All of it, also if it was called before: that call may have found no memory.
-        if self._is_destroying:
-            return
-        if not self._closed:
-            self._closed = True
-            self._leaving += 1
+    def _flush(self) -> None:
+        """Reject the peers that wait, and end the handshakes."""
+        self._closed = True
+        self._leaving += 1
+        self._reactor.unsubscribe(self._identifier)
         self._receives.close()
         self._wake_all()
         self._handshakes.close()
         for request in list(self._requests):
-            self._turn_away(request)
             self._requests.remove(request)
-        self._reactor.unsubscribe(self._identifier)
-        self._reactor.destroy(self._destroy_identifier, closed=self._has_left)
-        self._is_destroying = True
+            self._turn_away(request)
+        self._teardown.destroy()
+        self._has_left()
 
-    def _left_open(self) -> str:
-        """Return the name for the reactor's warning that the listener was not closed; empty for no
-        warning."""
-        return "" if self._closed else with_origin(self, self._origin)
+    def _hurry(self) -> None:
+        """Nothing waits for a timer."""
+
+    def _destroy(self) -> None:
+        self._identifier.close()
+
+    def _destroyed(self) -> None:
+        """It has no requests of its own."""
+
+    def _release(self) -> None:
+        return None
+
+    def _released(self) -> None:
+        if self._domain is not None:
+            self._domain.leave(self)
+
+    def _abandon(self, why: str) -> None:
+        """It has no requests of its own."""
 
     def _wake_all(self) -> None:
         while self._waiters:
-            self._waiters[0].wake()
-            self._waiters.popleft()  # last: if there was no memory, it is woken later
+            self._waiters.popleft().wake()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and self._process == here.pid:
-            try:
-                text = f"unclosed {with_origin(self, self._origin)}"
-                warn_unclosed(text, self, self._origin)
-            finally:
-                if self._reactor.loop.has_ended:
-                    self._reactor.close_elsewhere(self._close)
+        teardown = getattr(self, "_teardown", None)
+        if teardown is None or teardown.is_closing or teardown.is_inherited:
+            return
+        try:
+            warn_unclosed(f"unclosed {with_origin(self, teardown.origin)}", self, teardown.origin)
+        finally:
+            if self._reactor.loop.has_ended:
+                self._reactor.close_elsewhere(teardown.close)

@@ -57,7 +57,7 @@ class MessageQueue(Arrivals):
         super().__init__(endpoint, endpoint.options.receive_size, receives)
         shared = endpoint.shared_receive
         self.queue.fed = bool(shared.buffers if shared else endpoint.options.receive_buffers)
-        endpoint.life.on_close.append(self.queue.discard)
+        endpoint.teardown.on_closed.append(self.queue.discard)
 
     async def receive(self) -> Message:
         """Return the next message. A cancelled wait takes none.
@@ -79,7 +79,7 @@ class MessageQueue(Arrivals):
             raise ValueError(
                 "this connection was made with receive_buffers=0: post receives with post_recv()"
             )
-        if endpoint.life.has_ended and endpoint.state is ConnectionState.DISCONNECTED:
+        if endpoint.teardown.has_ended and endpoint.state is ConnectionState.DISCONNECTED:
             assert endpoint.cause is not None
             raise anyio.EndOfStream(str(endpoint.cause)) from detached(endpoint.cause)
         super()._raise_if_no_more_comes()

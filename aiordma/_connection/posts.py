@@ -3,8 +3,6 @@
 The endpoint's port posts most requests in one C call (docs/design.md). The requests that it cannot
 handle take the path in this module: for instance, those with a buffer to be registered, and those
 that wait for a slot. The path ends at a sink, which is the send queue or a chain.
-
-No interrupt ends a step of the path: between the steps, a slot or memory would belong to nothing.
 """
 
 import sys
@@ -18,6 +16,7 @@ from aiordma._endpoint.capabilities import require_windows
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.staging import Staged, Staging
 from aiordma._endpoint.windows import BoundWindow, check_bindable
+from aiordma._loop.event_loop import protected
 from aiordma._requests.credits import Slot
 from aiordma._requests.pool import Lease
 from aiordma._requests.request import WorkRequest
@@ -65,6 +64,7 @@ class Posts:
         self._staging = staging
         self._sink = sink
 
+    @protected
     def post(
         self,
         work: SendWork,
@@ -93,6 +93,7 @@ class Posts:
         """
         return await (await self._post_when_free(work, stage, parts, where))
 
+    @protected
     async def _post_when_free(
         self, work: SendWork, stage: Stage, parts: list[LocalMemory], where: str
     ) -> WorkRequest:
@@ -127,6 +128,7 @@ class Posts:
         await request
         return landing.value
 
+    @protected
     async def _post_atomic_when_free(self, work: SendWork) -> "tuple[WorkRequest, _Landing]":
         with await self._endpoint.sends.slots.take() as slot:
             # The request releases `landing` when it completes, which reads the value.
@@ -141,6 +143,7 @@ class Posts:
 
     # -- memory windows -----------------------------------------------------------------------
 
+    @protected
     def bind(
         self,
         window: BoundWindow,
@@ -174,6 +177,7 @@ class Posts:
         window._note_bind(request, memory, rkey)
         return request
 
+    @protected
     def invalidate(
         self, window: BoundWindow, call: str, fence: bool = False, slot: Slot | None = None
     ) -> WorkRequest:

@@ -1,11 +1,9 @@
 """The addresses of a name, which are tried one after the other, and share the call's time limit."""
 
 import errno
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
-
-import anyio
 
 from aiordma._base.errors import (
     AddressError,
@@ -44,16 +42,15 @@ class SharedSeconds:
 
     def __init__(self, seconds: float | None) -> None:
         self._left = seconds
+        self._began = 0.0
 
-    @contextmanager
-    def spending(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Subtract the time that the block takes."""
-        began = anyio.current_time()
-        try:
-            yield
-        finally:
-            if self._left is not None:
-                self._left -= anyio.current_time() - began
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        if self._left is not None:
+            self._left -= time.monotonic() - self._began
 
     def share(self, count: int) -> float | None:
         """Return the seconds of the next address if `count` are left to try; None: no limit."""
@@ -125,6 +122,11 @@ class Routes:
         self._without: list[str] = []
         for each in found:
             (self.addresses if self.locals(each) else self._without).append(each)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there are addresses that cannot be tried."""
+        return bool(self._without)
 
     def locals(self, address: str) -> Sequence[SocketAddress | None]:
         """Return the local (host, port) to try for an address of the peer's; None: any."""

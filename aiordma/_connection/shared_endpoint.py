@@ -12,7 +12,6 @@ import errno
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import anyio
@@ -35,9 +34,8 @@ from aiordma._base.errors import (
     completion_error,
     detached,
 )
-from aiordma._base.origin import with_origin
-from aiordma._base.process import here, require_same_process
-from aiordma._base.statistics import RequestStatistics
+from aiordma._base.process import require_same_process
+from aiordma._base.statistics import RequestCounters
 from aiordma._connection.connection import Connection
 from aiordma._connection.messages import MessageQueue
 from aiordma._connection.shared_members import SharedReceiveMembers
@@ -45,19 +43,16 @@ from aiordma._connection.shared_settings import SharedReceiveSettings
 from aiordma._endpoint.arrivals import chain_length
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._endpoint.lifecycle import Lifecycle, Phase
-from aiordma._endpoint.outliving import Outliving
-from aiordma._endpoint.remains import Remains
 from aiordma._endpoint.staging import Staged, Staging, register_memory
-from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
 from aiordma._loop.threads import Calls, outwait
 from aiordma._native import OpenRequests, PooledReceives, SharedPort, Slots
 from aiordma._requests.pool import BufferPool
-from aiordma._requests.request import WorkRequest
+from aiordma._requests.request import WorkRequest, fail_all
 from aiordma._requests.unretrieved import Unretrieved
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
-from aiordma._runtime.reactor import AtLoopEnd, Reactor
+from aiordma._runtime.reactor import Reactor
+from aiordma._runtime.teardown import Phase, Teardown
 from aiordma.verbs import (
     Capacity,
     MemoryRegion,
@@ -66,6 +61,7 @@ from aiordma.verbs import (
     WorkCompletion,
 )
 from aiordma.verbs.identifier import Event, Identifier
+from aiordma.verbs.memory import retire_all
 
 __all__ = ("SharedReceiveEndpoint",)
 
@@ -108,11 +104,9 @@ class SharedReceiveEndpoint:
         self.pool: BufferPool = hub.pool if domain is None else domain.pool
         if domain is not None:
             domain.join(self, "shared receive queue", lambda: self.is_closing)
-        self._process = here.pid
         self.max_sge: int = settings.parts(hub)
         """The maximum number of parts of one receive."""
         self.max_message: int = 0
-        self.life: Lifecycle = Lifecycle(self.loop)
         self.unretrieved: Unretrieved = Unretrieved(self.loop)
         self.regions: dict[int, MemoryRegion] = {}
         self._settings = settings
@@ -125,9 +119,6 @@ class SharedReceiveEndpoint:
         self._members = SharedReceiveMembers(hub)
         self._made = False
         self._reserved = 0
-        self._destroy_unused: Callable[[], None] | None = None
-        self._outliving = Outliving(self.loop, reactor, domain, self.pool)
-        self._remains = Remains()
         self.calls: Calls = Calls(self.loop)
         self._retiring = False
         self.buffers: int = settings.buffers
@@ -139,9 +130,11 @@ class SharedReceiveEndpoint:
         self._limit: tuple[int, Waiter] | None = None
         self._resizing = False
         hub.counters.add(self)
-        if identifier is not None:
-            at_end = AtLoopEnd(self._left_open, self.close_when_unused, self._aclose_when_unused)
-            reactor.subscribe(identifier, self._handle, at_end)
+        self.teardown: Teardown = Teardown(reactor, self)
+        if identifier is None:
+            self.teardown.is_reported = True  # a listener's own, which the program does not close
+        else:
+            reactor.subscribe(identifier, self._handle)
 
     def __repr__(self) -> str:
         state = "ended" if self.cause is not None else f"{self.posted} of {self.depth} posted"
@@ -152,14 +145,14 @@ class SharedReceiveEndpoint:
         """The device, and no queue pair or peer, for a trace. In any thread."""
         return self.device_name, 0, None
 
-    def statistics(self) -> RequestStatistics:
+    def counters(self) -> RequestCounters:
         """Return the counters of its receives."""
-        return RequestStatistics._of(self._open.counters())
+        return self._open.counters(), 0
 
     @property
     def cause(self) -> Exception | None:
         """Why the queue has ended; None while it works."""
-        return self.life.cause
+        return self.teardown.cause
 
     @property
     def device_name(self) -> str:
@@ -169,7 +162,12 @@ class SharedReceiveEndpoint:
     @property
     def is_closing(self) -> bool:
         """Whether the queue was closed, or will be closed when its last member has ended."""
-        return self.life.is_closing or self._retiring
+        return self.teardown.is_closing or self._retiring
+
+    @property
+    def name(self) -> str:
+        """The queue's name in messages."""
+        return f"a shared receive queue of {self.device_name}"
 
     @property
     def posted(self) -> int:
@@ -218,7 +216,10 @@ class SharedReceiveEndpoint:
         self.queue = await self.hub.reserve(self.depth, settings.comp_vector, settings.cqe)
         self._reserved = self.depth
         self.hub.on_failure.add(self.fail)
-        await self.calls.run(self._create)
+        if self.reactor.blocks:
+            await self.calls.run(self._create)
+        else:
+            self._create()
         self._open_port()
         self.hub.on_object_event[self.raw.key] = self._device_event
         if self.buffers:
@@ -228,10 +229,9 @@ class SharedReceiveEndpoint:
 
     def _create(self) -> None:
         port = 1 if self._identifier is None else self._identifier.port
-        self.max_message = self.hub.context.query_port(port).max_msg_sz
+        self.max_message = self.hub.message_limit(port)
         self.raw = RawSharedReceiveQueue(self.domain, self.depth, self.max_sge)
         self._made = True
-        self._outliving.watch(self.raw)
 
     def require_usable(self) -> None:
         """Do nothing while receives may be posted and connections may join.
@@ -242,7 +242,7 @@ class SharedReceiveEndpoint:
                 its cause.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
         """
-        require_same_process(self._process, self)
+        require_same_process(self.teardown.process, self)
         self.require_own_loop()
         if self.cause is not None:
             raise detached(self.cause)
@@ -261,9 +261,8 @@ class SharedReceiveEndpoint:
 
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this queue, if it is not closed before."""
-        # In this order: without memory for the second, nothing may keep the region.
-        region._on_close = lambda: self.regions.pop(id(region), None)
         self.regions[id(region)] = region
+        region._on_close = lambda: self.regions.pop(id(region), None)
 
     def _handle(self, event: Event) -> None:
         if event.type is CmEventType.DEVICE_REMOVAL:
@@ -372,7 +371,7 @@ class SharedReceiveEndpoint:
     def request_unretrieved(self, request: WorkRequest) -> None:
         """Report a failed receive whose error was never retrieved, together with the errors of the
         connection that consumed it."""
-        if self._process != here.pid:
+        if self.teardown.is_inherited:
             return
         error = request.exception()
         qp_num = error.qp_num if isinstance(error, WorkCompletionError) else 0
@@ -421,8 +420,9 @@ class SharedReceiveEndpoint:
         """Remove an endpoint after its queue pair was destroyed."""
         self._members.discard(member)
         if self._retiring and not len(self._members):
-            self.close()
-        self._destroy_if_due()
+            self.teardown.close()
+        elif self.teardown.phase is Phase.FLUSHING:
+            self.teardown.step(self._flush)
 
     def delays(self, member: Endpoint, then: Callable[[], None]) -> bool:
         """See `SharedReceiveMembers.delays`."""
@@ -435,7 +435,7 @@ class SharedReceiveEndpoint:
     # -- the limit and the depth --------------------------------------------------------------
 
     async def limit(self, count: int) -> None:
-        """See `SharedReceiveQueue.limit`, which checks the argument and defers interrupts."""
+        """See `SharedReceiveQueue.limit`, which checks the argument."""
         self.require_usable()
         if self._limit is not None:
             raise BusyError("another task waits for this queue's limit, and it has only one")
@@ -447,7 +447,7 @@ class SharedReceiveEndpoint:
         self._limit = count, waiter
         self._complete_in_python(True)
         try:
-            await self.calls.run(lambda: self.raw.modify(limit=count))
+            await self._modify(limit=count)
             # A device need not report a limit that was reached before it was armed.
             self._look_at_limit()
             await waiter.wait()
@@ -459,11 +459,18 @@ class SharedReceiveEndpoint:
                 self._limit = None
                 self._complete_in_python(False)
 
+    async def _modify(self, **attributes: int) -> None:
+        """Change the queue, in a worker thread where that blocks."""
+        if self.reactor.blocks:
+            await self.calls.run(lambda: self.raw.modify(**attributes))
+        else:
+            self.raw.modify(**attributes)
+
     async def _disarm(self) -> None:
         if self.cause is not None:
             return
         try:
-            await self.calls.run(lambda: self.raw.modify(limit=0))
+            await self._modify(limit=0)
         except VerbsCallError as error:
             logger.debug("disarming the limit: %s", error)
         # An event of this limit can be pending. It must not count as an event of the next limit.
@@ -483,7 +490,7 @@ class SharedReceiveEndpoint:
             self._limit[1].wake()
 
     async def resize(self, depth: int) -> None:
-        """See `SharedReceiveQueue.resize`, which checks the argument and defers interrupts."""
+        """See `SharedReceiveQueue.resize`, which checks the argument."""
         self.require_usable()
         if self._resizing:
             raise BusyError("another task is resizing this queue")
@@ -507,7 +514,10 @@ class SharedReceiveEndpoint:
 
         self._resizing = True
         try:
-            await self.calls.run(change)
+            if self.reactor.blocks:
+                await self.calls.run(change)
+            else:
+                change()
         except VerbsCallError as error:
             if error.errno in UNSUPPORTED:
                 raise NotSupportedError(
@@ -521,203 +531,99 @@ class SharedReceiveEndpoint:
             self.hub.free(self.queue, self._reserved - self.depth)
             self._reserved = self.depth
 
-    # -- the end ------------------------------------------------------------------------------
+    # -- the end (Owner) ------------------------------------------------------------------------
 
     def fail(self, error: Exception) -> None:
         """End the queue with this error as the cause, unless it has one. End its members, too,
         because their peers would wait for receives for ever."""
-        try:
-            self._fail(error)
-        except MemoryError:
-            end(self.loop, partial(self._fail, error))
-
-    def _fail(self, error: Exception) -> None:
-        self._end(error)
+        self.teardown.end(error)
         for member in self._members:
             member.fail(error)
 
-    def _end(self, cause: Exception) -> None:
-        if self.cause is None:
-            self.life.cause = detached(cause)
+    def _closing(self) -> Exception:
+        return ClosedError("this shared receive queue was closed")
+
+    def _flush(self) -> None:
+        """Wait until the members have ended, whose queue pairs use the queue."""
         if self.port is not None:
             self.port.can_receive = False
-        self._destroy_if_due()
         self._look_at_limit()  # wakes the task that waits for the limit
-
-    def _destroy_if_due(self) -> None:
-        try:
-            self._flush_if_due()
-        except MemoryError:
-            end(self.loop, self._flush_if_due)
-
-    def _flush_if_due(self) -> None:
-        if self.cause is None or len(self._members) or self.calls.delays(self._destroy_if_due):
+        if len(self._members) or self.calls.delays(self._flush):
             return
-        self.life.enter(Phase.FLUSHING, self._begin_flush)
-
-    def _begin_flush(self) -> None:
-        if not self._made:
-            Ending(self.loop, *self._last_steps()).run()
-        elif self.loop.has_ended:
-            self._destroy()
-        else:
+        if self._made and not self.teardown.is_hurried:
             # Not immediately: this can run in the middle of a post.
-            self.loop.call_later(0, self._destroy)
-
-    def _destroy(self) -> None:
-        try:
+            self.teardown.set_timer("destroy", 0, self._begin_destroying)
+        else:
             self._begin_destroying()
-        except MemoryError:
-            end(self.loop, self._begin_destroying)
+
+    def _hurry(self) -> None:
+        if self.teardown.has_timer("destroy"):
+            self._begin_destroying()
 
     def _begin_destroying(self) -> None:
-        if self.life.phase < Phase.DESTROYING:
-            attempt = self._outliving.attempt
-            destroy = partial(self.reactor.destroy, attempt, *self._last_steps())
-            self.life.enter(Phase.DESTROYING, destroy)
-
-    def _last_steps(self) -> list[Callable[[], object]]:
-        """Return the steps that release everything. The queue is destroyed, so the device accesses
-        no memory, and nothing more completes. If the driver has refused, `Outliving` keeps what the
-        device may still use."""
-        steps: list[Callable[[], object]] = [
-            self.hub.drain_all,
-            lambda: self._outliving.fail(self._open, self._flushed),
-        ]
-        if self._pooled is not None:
-            steps.append(self._pooled.post_unposted)  # releases them
-        steps.append(lambda: self.hub.on_failure.discard(self.fail))
-        if self._made:
-            steps.append(lambda: self.hub.on_object_event.pop(self.raw.key, None))
-        if self._reserved:
-            steps.append(
-                lambda: self._outliving.once_destroyed(
-                    lambda: self.hub.free(self.queue, self._reserved)
-                )
-            )
-        return [*steps, self._is_over]
-
-    def _flushed(self, request: WorkRequest) -> Exception:
-        self.hub.in_flight.take(request.wr_id)
-        error = FlushedError(_FLUSH, str(request), why=self._outliving.why)
-        error.__cause__ = self.cause
-        return error
-
-    def _is_over(self) -> None:
-        name = f"a shared receive queue of {self.device_name}"
-        ending = Ending(
-            self.loop,
-            lambda: self.hub.counters.remove(self),
-            self.life.ended.set,
-            lambda: self.unretrieved.end(name, self.cause),
-            self._give_back_if_closing,
-        )
-        self.life.advance(Phase.ENDED)
-        ending.run()
-
-    def _left_open(self) -> str:
-        return "" if self.is_closing else with_origin(self, self.life.origin)
-
-    async def _aclose_when_unused(self) -> None:
-        self.close_when_unused()  # at the loop's end, its members are also being closed
-
-    def close_when_unused(self) -> None:
-        """Call `close` once the last member has ended."""
-        self._retiring = True
-        if not len(self._members):
-            self.close()
-
-    def close(self) -> None:
-        """End the queue, and then release everything, in the background. Idempotent."""
-        try:
-            self._close()
-        except MemoryError:
-            end(self.loop, self._close)
-
-    def _close(self) -> None:
-        # All of it, also if it was called before: that call may have found no memory, and the loop
-        # may have ended before it could close this.
-        self.life.is_closing = True
-        if self._process != here.pid:
-            self.life.closed.set()  # the queue belongs to the parent process
-            return
-        self._end(ClosedError("this shared receive queue was closed"))
-        self._destroy_after_loop()
-        if self.life.has_ended:
-            self._give_back()
-
-    def _destroy_after_loop(self) -> None:
-        """Destroy the queue if that was due and its loop, which runs no further callback, has not
-        done it."""
-        is_due = self._made and self.life.phase >= Phase.FLUSHING
-        if is_due and self._process == here.pid and self.loop.has_ended:
-            self._destroy()
-
-    def _give_back_if_closing(self) -> None:
-        if self.life.is_closing:
-            self._give_back()
-
-    def _give_back(self) -> None:
-        self.life.enter(Phase.CLOSED, self._release)
-
-    def _release(self) -> None:
         if self._identifier is not None:
             self.reactor.unsubscribe(self._identifier)
-        self._remains.add(self.regions.values())
-        self._destroy_unused = self._destroy_unused or self.hub.take_unused()
-        destroy_unused = self._destroy_unused
+        if self._made:
+            self.hub.on_object_event.pop(self.raw.key, None)
+        self.teardown.destroy()
 
-        def close() -> None:
-            with ExitStack() as last_first:
-                last_first.callback(destroy_unused)
-                last_first.callback(self._destroy_rest)
-
-        def leave() -> None:
-            if self.domain_state is not None:
-                self.domain_state.leave(self)
-
-        forgetting = Ending(self.loop, self.regions.clear)
-        settle = self._outliving.settle
-        self.reactor.destroy(close, settle, leave, closed=self.life.closed.set)
-        forgetting.run()
-
-    def _destroy_rest(self) -> None:
-        """Destroy the identifier, in a worker thread, and before it the regions, and the queue if
-        the driver has refused to destroy it. Idempotent."""
+    def _destroy(self) -> None:
         with ExitStack() as last_first:
             if self._identifier is not None:
                 last_first.callback(self._identifier.close)
-            if self._outliving.exists:
-                last_first.callback(self._outliving.attempt)
-            last_first.callback(self._remains.attempt)
+            if self._made:
+                last_first.callback(self.raw.close)
 
-    @property
-    def is_left(self) -> bool:
-        """Whether the driver has refused something at its end, which `aclose` tries again."""
-        if self._process != here.pid or not self.life.closed.is_set():
-            return False
-        return (
-            self._outliving.is_left
-            or self._remains.is_left
-            or (self._identifier is not None and not self._identifier.closed)
-            or self.reactor.is_left
-        )
+    def _destroyed(self) -> None:
+        self.hub.drain_all()
+        fail_all(self._open, self._flushed)
+        if self._pooled is not None:
+            self._pooled.post_unposted()  # releases them
+        self.hub.on_failure.discard(self.fail)
+        if self._reserved:
+            self.hub.free(self.queue, self._reserved)
+        self.hub.counters.remove(self)
+        self.unretrieved.end(self.name, self.cause)
+
+    def _flushed(self, request: WorkRequest, why: str = "") -> Exception:
+        self.hub.in_flight.take(request.wr_id)
+        error = FlushedError(_FLUSH, str(request), why=why)
+        error.__cause__ = self.cause
+        return error
+
+    def _abandon(self, why: str) -> None:
+        for request in self._open:
+            request._keep_memory()
+        fail_all(self._open, lambda request: self._flushed(request, why))
+
+    def _release(self) -> Callable[[], object] | None:
+        regions, unused = list(self.regions.values()), self.hub.take_unused()
+        if not regions and unused is None:
+            return None
+
+        def release() -> None:
+            with ExitStack() as last_first:
+                if unused is not None:
+                    last_first.callback(unused)
+                last_first.callback(retire_all, regions)
+
+        return release
+
+    def _released(self) -> None:
+        if self.domain_state is not None:
+            self.domain_state.leave(self)
+
+    def close_when_unused(self) -> None:
+        """Close the queue once the last member has ended, in the background."""
+        self._retiring = True
+        if not len(self._members):
+            self.teardown.close()
 
     async def aclose(self) -> None:
         """Destroy the queue, and wait for it. Idempotent. See `SharedReceiveQueue.aclose`."""
-        if len(self._members) and not self.life.is_closing:
+        if len(self._members) and not self.is_closing:
             raise BusyError(
                 f"{len(self._members)} connections take their receives from {self!r}: close them "
                 "first"
             )
-        if not self.life.closed.is_set() and self._process == here.pid:
-            self.reactor.require_here(self, self.close)
-        elif self.is_left:
-            await self.reactor.destroy_again(self, self._destroy_rest, self._outliving.settle)
-        self.close()
-        await outwait(self.life.closed)
-        if self._process == here.pid:
-            if self._remains.is_due:
-                await self.reactor.destroy_again(self, self._remains.attempt)
-            self._outliving.check()
-            self._remains.check()
+        await self.teardown.aclose()

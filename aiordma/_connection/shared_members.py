@@ -80,7 +80,7 @@ class SharedReceiveMembers:
         self._by_number[endpoint.qp_num] = _Member(endpoint, connection)
         self.queues[endpoint.qp_num] = messages.queue
         self._watch_for_last_wqe(endpoint)
-        endpoint.life.on_close.append(lambda: self._forget(endpoint))
+        endpoint.teardown.on_closed.append(lambda: self._forget(endpoint))
 
     def _forget(self, endpoint: Endpoint) -> None:
         member = self._by_number.get(endpoint.qp_num)

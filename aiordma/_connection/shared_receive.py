@@ -97,7 +97,7 @@ class SharedReceiveQueue:
 
         Raises: nothing.
         """
-        return self._endpoint.statistics()
+        return RequestStatistics._of(self._endpoint.counters())
 
     def register(self, buffer: Buffer) -> MemoryRegion:
         """Register a writable buffer for receives. It stays registered until `region.close()` or

@@ -1,7 +1,5 @@
 """The sources of shared receive queues: `open_shared_receive`, and listeners."""
 
-from contextlib import AsyncExitStack
-
 import anyio
 
 from aiordma._base.arguments import whole_number, wrong_type
@@ -99,7 +97,7 @@ async def open_shared_receive(
     async def attempt(provider: Provider) -> SharedReceiveQueue:
         return await _open(provider, host, numeric, wanted, requirement, settings, choice)
 
-    return await with_device(device, numeric, attempt, requirement)
+    return await with_device(wanted, numeric, attempt, requirement)
 
 
 async def _open(
@@ -169,7 +167,6 @@ class ListenerReceives:
             )
         self.domain: DomainChoice = self.choice(domain, "listen")
         self._made: dict[ProtectionDomain, SharedReceiveEndpoint] = {}
-        self._closing: dict[SharedReceiveEndpoint, None] = {}
         self._making = anyio.Lock(fast_acquire=True)
         self._closed = False
 
@@ -197,9 +194,7 @@ class ListenerReceives:
             shared = self._made.get(endpoint.domain)
             if shared is None or shared.cause is not None:
                 if shared is not None:
-                    self._closing[shared] = None
                     shared.close_when_unused()  # it has failed
-                endpoint.reactor.retain()
                 shared = SharedReceiveEndpoint(endpoint.reactor, hub, self._settings, domain=domain)
                 shared.calls.lane = ACCEPTS
                 try:
@@ -208,43 +203,24 @@ class ListenerReceives:
                 except BaseException:
                     await shared.aclose()
                     raise
-                self._made[endpoint.domain] = shared
+                self._keep(endpoint.domain, shared)
             else:
                 shared.join(endpoint)
         if self._closed or domain is not self.domain.state:
             shared.close_when_unused()
-            endpoint.life.on_end.append(self._forget_closed)
         return shared
 
-    def _forget_closed(self) -> None:
-        closing = [shared for shared in self._made.values() if shared.life.is_closing]
-        self._closing.update(dict.fromkeys(closing))
-        self._closing = {
-            shared: None
-            for shared in self._closing
-            if shared.is_left or not shared.life.closed.is_set()
-        }
-        self._made = {
-            domain: shared for domain, shared in self._made.items() if not shared.life.is_closing
-        }
+    def _keep(self, domain: ProtectionDomain, shared: SharedReceiveEndpoint) -> None:
+        self._made[domain] = shared
+
+        def forget() -> None:
+            if self._made.get(domain) is shared:
+                del self._made[domain]
+
+        shared.teardown.on_closed.append(forget)
 
     def close(self) -> None:
         """Close each pooled queue once its last connection has ended."""
         self._closed = True
-        for shared in self._made.values():
+        for shared in list(self._made.values()):
             shared.close_when_unused()
-
-    @property
-    def is_left(self) -> bool:
-        """Whether the driver has refused to destroy a pooled queue, or its memory."""
-        return any(shared.is_left for shared in (*self._made.values(), *self._closing))
-
-    async def close_left(self) -> None:
-        """Try again to destroy the pooled queues that the driver has refused to destroy.
-
-        Raises: as `SharedReceiveEndpoint.aclose`.
-        """
-        async with AsyncExitStack() as each:
-            for shared in (*self._made.values(), *self._closing):
-                if shared.is_left:
-                    each.push_async_callback(shared.aclose)

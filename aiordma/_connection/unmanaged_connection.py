@@ -33,8 +33,9 @@ from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
+from aiordma._endpoint.handshake import Handshake
 from aiordma._runtime.device_choice import required_device
-from aiordma._runtime.reactor import acquire_reactor
+from aiordma._runtime.reactor import reactor_of
 from aiordma._runtime.unmanaged_identifier import Unmanaged
 from aiordma.verbs import MOST_LID, AddressVector
 
@@ -146,27 +147,23 @@ async def open_queue_pair(
     choice.require_usable()
     chosen = ConnectionOptions._of(open_queue_pair, options)
     with required_device(device) as provider:
-        reactor = await acquire_reactor(provider)
-    try:
-        hub = await reactor.hub_of(device)
-        requirement.check_kind(device, hub.context.kind)
-        if hub.is_iwarp:
-            raise NotSupportedError(
-                f"queue pairs without the connection manager: {device} is an iWARP device, whose "
-                "queue pairs are connected by the connection manager only"
-            )
-        within_device(port, "port", 1, hub.attributes.phys_port_cnt, device)
-        attributes = hub.context.query_port(port)
-        within_device(gid_index, "gid_index", 0, attributes.gid_tbl_len - 1, device)
-        within_device(pkey_index, "pkey_index", 0, attributes.pkey_tbl_len - 1, device)
-        own = await choice.on(reactor, hub)
-    except BaseException:
-        reactor.release()
-        raise
-    # From here the endpoint owns the use of the reactor.
+        reactor = await reactor_of(provider)
+    hub = await reactor.hub_of(device)
+    requirement.check_kind(device, hub.context.kind)
+    if hub.is_iwarp:
+        raise NotSupportedError(
+            f"queue pairs without the connection manager: {device} is an iWARP device, whose "
+            "queue pairs are connected by the connection manager only"
+        )
+    within_device(port, "port", 1, hub.attributes.phys_port_cnt, device)
+    attributes = hub.context.query_port(port)
+    within_device(gid_index, "gid_index", 0, attributes.gid_tbl_len - 1, device)
+    within_device(pkey_index, "pkey_index", 0, attributes.pkey_tbl_len - 1, device)
+    own = await choice.on(reactor, hub)
+    handshake = Handshake(reactor.loop, ConnectionState.CONNECTING)
     unmanaged = Unmanaged(port)
-    endpoint = Endpoint(reactor, hub, unmanaged, chosen, ConnectionState.CONNECTING, own)
-    reactor.subscribe(unmanaged, endpoint.handle_event, endpoint)
+    endpoint = Endpoint(reactor, hub, unmanaged, chosen, handshake, own)
+    reactor.subscribe(unmanaged, endpoint.handle_event)
     try:
         await endpoint.open(service, shared)
         connection = UnmanagedConnection(endpoint, gid_index, shared)
@@ -275,8 +272,8 @@ class UnmanagedConnection(Connection):
             await endpoint.aclose()
             raise
         if endpoint.state is ConnectionState.CONNECTING:
+            endpoint.handshake.was_established = True
             endpoint.state = ConnectionState.ESTABLISHED
-            endpoint.was_established = True
         endpoint.established()
         self._set_established(b"")
 

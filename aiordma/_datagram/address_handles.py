@@ -7,20 +7,17 @@ requests has completed.
 
 import logging
 from collections import OrderedDict
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 
 from aiordma._base.errors import ClosedError
-from aiordma._endpoint.domain_state import DomainState
-from aiordma._endpoint.remains import Remains
-from aiordma._loop.ending import Ending, end
+from aiordma._endpoint.domain_state import DomainState, kept_open
 from aiordma._loop.event_loop import EventLoop
-from aiordma._loop.threads import PEERS, Once, in_thread, start_destroy
+from aiordma._loop.threads import PEERS, in_thread, start_destroy
 from aiordma._native import HandleBase
-from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import AddressHandle, AddressVector, ProtectionDomain
 
-__all__ = ("AddressHandles", "PeerHandle")
+__all__ = ("AddressHandles", "PeerHandle", "close_all")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -62,39 +59,34 @@ class AddressHandles:
     """The handles of an endpoint, by address vector. The least recently used is dropped first.
 
     Creating a handle may query the network for the peer's link address, and destroying one waits
-    for the device. So both run in worker threads, and one destroying call runs at a time. `ended`
-    is set when all handles are destroyed after `close`. Until then, the domain stays open. (If the
-    driver refuses to destroy the queue pair, `ended` does not wait for the handles of its requests.
-    They are destroyed with what the requests keep, or by the domain.)
+    for the device. So where the device blocks, both run in worker threads, and one destroying call
+    runs at a time. The domain stays open until then.
 
     Args:
-        loop, reactor, domain: those of the endpoint.
+        loop, domain: those of the endpoint.
         most: the largest number of handles.
-        state: the domain's state; None: the domain is the loop's own, which the reactor closes.
-        remains: gets the handles that the driver refuses to destroy.
+        state: the domain's state; None: the domain is the loop's own.
+        blocks: whether creating and destroying calls block.
     """
 
     def __init__(
         self,
         loop: EventLoop,
-        reactor: Reactor,
         domain: ProtectionDomain,
         most: int,
         state: DomainState | None = None,
-        remains: Remains | None = None,
+        *,
+        blocks: bool = True,
     ) -> None:
         self._loop = loop
-        self._remains = Remains() if remains is None else remains
-        self._reactor = reactor
         self._domain = domain
         self._most = most
         self._domain_state = state
+        self._blocks = blocks
         self._kept: OrderedDict[AddressVector, PeerHandle] = OrderedDict()
-        self._alive = self._making = 0
+        self._alive = 0
         self._unwanted: list[AddressHandle] = []
-        self._destroying = False
-        self._closed = self._are_kept = self._has_left = False
-        self.ended: Once = Once(loop)
+        self._destroying = self._closed = False
 
     def __len__(self) -> int:
         """The number of existing handles, including dropped ones whose requests are in flight."""
@@ -128,23 +120,15 @@ class AddressHandles:
 
     async def _make(self, vector: AddressVector) -> PeerHandle:
         self._require_open()
+        make = partial(AddressHandle, self._domain, vector)
+        if not self._blocks:
+            return self._keep(vector, make())
         # If two tasks create the same handle concurrently, the later one is kept.
         keep = partial(self._keep, vector)
-        make = partial(AddressHandle, self._domain, vector)
-        self._alive += 1
-        self._making += 1
-        with ExitStack() as stack:
-            stack.callback(self._made)
-            stack.enter_context(self._reactor.retained())
-            known = keep(
-                await in_thread(self._loop, make, PEERS, on_cancelled=keep, on_lost=stack.close)
-            )
+        with kept_open(self._domain_state) as leave:
+            known = keep(await in_thread(self._loop, make, PEERS, on_cancelled=keep, on_lost=leave))
         self._require_open()
         return known
-
-    def _made(self) -> None:
-        self._making -= 1
-        self._gone(1)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -171,97 +155,45 @@ class AddressHandles:
 
     def destroy(self, handle: AddressHandle) -> None:
         """Destroy a handle in the background. PeerHandle calls this."""
-        if self._are_kept:
-            self._destroy_kept(handle)
-            return
         self._unwanted.append(handle)
-        try:
+        if not self._destroying:
             self._destroy_unwanted()
-        except MemoryError:
-            end(self._loop, self._destroy_unwanted)
-
-    def _destroy_kept(self, handle: AddressHandle) -> None:
-        """Destroy a handle at once, in any thread: nothing keeps the reactor open any more. If that
-        fails, the end of the domain repeats it."""
-        self._alive -= 1
-        try:
-            handle.close()
-        except Exception as error:
-            with suppress(MemoryError):
-                self._remains.add(objects=[handle])
-                logger.error("destroying an address handle: %s", error, exc_info=error)
 
     def _destroy_unwanted(self) -> None:
-        if self._destroying or not self._unwanted:
+        unwanted, self._unwanted = self._unwanted, []
+        if not unwanted:
             return
-        unwanted, others = self._unwanted, list[AddressHandle]()
-
-        def close() -> None:
-            with ExitStack() as stack:
-                for handle in unwanted:
-                    stack.callback(handle.close)
 
         def closed(error: BaseException | None) -> None:
             if error is not None:
-                with suppress(MemoryError):
-                    self._remains.add(objects=[each for each in unwanted if not each._is_gone])
-                    logger.error("destroying address handles: %s", error, exc_info=error)
+                logger.error("destroying address handles: %s", error)
+            self._alive -= len(unwanted)
             self._destroying = False
-            ending.run()
+            self._destroy_unwanted()
 
-        gone = partial(self._gone, len(unwanted))
-        release = partial(self._reactor.release, gone)
-        ending = Ending(self._loop, self._destroy_unwanted, release)
-        undoing = Ending(self._loop, self._reactor.release)
-        self._reactor.retain()
-        self._destroying, self._unwanted = True, others
-        try:
-            start_destroy(self._loop, close, closed)
-        except MemoryError:
-            unwanted += self._unwanted
-            self._destroying, self._unwanted = False, unwanted
-            undoing.run()
-            raise
+        self._destroying = True
+        if self._blocks:
+            start_destroy(self._loop, partial(close_all, unwanted), closed)
+        else:
+            error: BaseException | None = None
+            try:
+                close_all(unwanted)
+            except Exception as refused:
+                error = refused
+            closed(error)
 
-    def _gone(self, count: int) -> None:
-        self._alive -= count
-        try:
-            self._leave_if_last()
-        except MemoryError:
-            end(self._loop, self._leave_if_last)
+    def detach(self) -> list[AddressHandle]:
+        """Return the handles that exist, for the caller to destroy: no request uses one any more.
+        No further one is kept."""
+        self._closed = True
+        handles = [each.handle for each in self._kept.values()]
+        self._kept.clear()
+        self._alive -= len(handles)
+        return handles
 
-    def _leave_if_last(self) -> None:
-        waits = self._alive > 0
-        if self._are_kept:
-            waits = self._destroying or bool(self._unwanted or self._making)
-        if self._closed and not waits and not self._has_left:
-            release = partial(self._reactor.release, self.ended.set)
-            ending = Ending(self._loop, self._leave_domain, release)
-            self._has_left = True
-            ending.run()
 
-    def _leave_domain(self) -> None:
-        # Before the reactor: the domain closes with its last user, and needs the reactor for that.
-        if self._domain_state is not None:
-            self._domain_state.leave(self)
-
-    def close(self, *, are_kept: bool = False) -> None:
-        """Destroy all handles in the background, each when its last request has completed.
-        Idempotent. The endpoint still uses the domain and the reactor.
-
-        Args:
-            are_kept: requests keep their handles, because the driver refuses to destroy their queue
-                pair. Do not wait for these handles.
-        """
-        self._are_kept = self._are_kept or are_kept
-        # All of it, also if it was called before: that call may have found no memory.
-        if not self._closed:
-            if self._domain_state is not None:
-                self._domain_state.join(self, "address handles", lambda: True)
-            self._reactor.retain()
-            self._closed = True
-        while self._kept:
-            last = next(reversed(self._kept))
-            self._kept[last].retire()
-            del self._kept[last]
-        self._leave_if_last()
+def close_all(handles: list[AddressHandle]) -> None:
+    """Destroy handles, even if the driver refuses one."""
+    with ExitStack() as stack:
+        for handle in handles:
+            stack.callback(handle.close)

@@ -71,7 +71,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         self._port = endpoint.port
         self._posts = Posts(endpoint, self._staging, endpoint.sends)
         self._host = host
-        self._local = endpoint.identifier.local_address
+        self._local = endpoint.local_address
         assert endpoint.received is not None
         self._received = endpoint.received
         self._queue = endpoint.received.queue
@@ -139,7 +139,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
 
         Raises: nothing.
         """
-        return self._endpoint.statistics()
+        return RequestStatistics._of(self._endpoint.counters())
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:

@@ -171,7 +171,7 @@ async def open_datagram(
             await endpoint.aclose()
             raise
 
-    return await with_device(device, numeric, attempt, requirement)
+    return await with_device(wanted, numeric, attempt, requirement)
 
 
 async def _bound(
@@ -199,9 +199,9 @@ async def _bound(
             # Devices without address handles (iWARP) have no UD queue pairs either.
             raise NotSupportedError(f"datagrams: {name} has none (max_ah 0)")
         domain = await choice.on(reactor, hub)
-    # From here the endpoint owns the identifier, and the use of the reactor.
+    # From here the endpoint owns the identifier.
     endpoint = DatagramEndpoint(
         reactor, hub, identifier, options, private_data, most_handles, domain
     )
-    reactor.subscribe(identifier, endpoint.handle_event, endpoint)
+    reactor.subscribe(identifier, endpoint.handle_event)
     return endpoint

@@ -5,10 +5,10 @@ connection results, and the identifier of each request is destroyed at once.
 """
 
 import logging
-from collections.abc import Awaitable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from typing import TypeVar
 
 import anyio
 
@@ -16,9 +16,9 @@ from aiordma._base.connection_parameters import ConnectionParameters
 from aiordma._base.enums import CmEventType, QueuePairType
 from aiordma._base.errors import ClosedError, VerbsCallError
 from aiordma._base.options import ConnectionOptions
-from aiordma._base.socket_address import SocketAddress, address_text
+from aiordma._base.socket_address import address_text
 from aiordma._base.states import ConnectionState
-from aiordma._datagram.address_handles import AddressHandles
+from aiordma._datagram.address_handles import AddressHandles, close_all
 from aiordma._datagram.local_gid import find_gid, gid_of
 from aiordma._datagram.message import Senders
 from aiordma._datagram.multicast import MulticastGroup
@@ -26,10 +26,9 @@ from aiordma._datagram.peer import UDP_QKEY, DatagramPeer
 from aiordma._datagram.queue import DatagramQueue
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._loop.ending import ATTEMPTS, end
-from aiordma._loop.threads import in_thread, outwait
+from aiordma._endpoint.handshake import Handshake
+from aiordma._loop.threads import outwait
 from aiordma._runtime.hub import DeviceHub
-from aiordma._runtime.identifiers import give_back_later, release_surely
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import GRH_BYTES, AddressVector
 from aiordma.verbs.identifier import Event, Identifier
@@ -37,6 +36,8 @@ from aiordma.verbs.identifier import Event, Identifier
 __all__ = ("DatagramEndpoint",)
 
 logger: logging.Logger = logging.getLogger("aiordma")
+
+Result = TypeVar("Result")
 
 BACKLOG = 128
 
@@ -56,10 +57,10 @@ class DatagramEndpoint(Endpoint):
         most_handles: int,
         domain: DomainState | None = None,
     ) -> None:
-        super().__init__(reactor, hub, identifier, options, ConnectionState.ESTABLISHED, domain)
-        self.was_established = True  # there is no handshake
+        there_is_none = Handshake(reactor.loop, ConnectionState.ESTABLISHED)
+        super().__init__(reactor, hub, identifier, options, there_is_none, domain)
         self.handles: AddressHandles = AddressHandles(
-            self.loop, reactor, self.domain, most_handles, domain, self.remains
+            self.loop, self.domain, most_handles, domain, blocks=reactor.blocks
         )
         self.groups: dict[str, MulticastGroup] = {}
         self.senders: Senders | None = None
@@ -69,24 +70,22 @@ class DatagramEndpoint(Endpoint):
         self.service_level: int | None = None
         self._requested_gid_index: int | None = None
         self.lid: int = 0
-        self.local: SocketAddress | None = identifier.local_address
         self.mtu: int = 0
         self.qkey: int = UDP_QKEY
         self._identifier = identifier
         self._private_data = private_data
         self._most_handles = most_handles
         self._resolving: set[anyio.CancelScope] = set()
-        self.life.on_close.append(self._close_handles)
 
     def __repr__(self) -> str:
         state = "" if self.cause is None else f": {self.state.value}"
         name = self.hub.context.device_name
-        return f"<Datagram {self.qp_num:#x} at {self.local} on {name}{state}>"
+        return f"<Datagram {self.qp_num:#x} at {self.local_address} on {name}{state}>"
 
     @property
     def name(self) -> str:
         """The socket's name for messages."""
-        return f"the datagram socket at {address_text(self.local)}"
+        return f"the datagram socket at {address_text(self.local_address)}"
 
     async def start(
         self, host: str, qkey: int, gid_index: int | None, service_level: int | None
@@ -102,11 +101,10 @@ class DatagramEndpoint(Endpoint):
         """
         self._requested_gid_index, self.service_level = gid_index, service_level
         context, port = self.hub.context, self.identifier.port
-        attributes = await in_thread(self.loop, lambda: context.query_port(port))
+        attributes = await self._called(lambda: context.query_port(port))
         self.mtu = attributes.active_mtu.bytes
         self.lid = attributes.lid
-        self.gid_index, self.gid = await in_thread(
-            self.loop,
+        self.gid_index, self.gid = await self._called(
             lambda: (
                 find_gid(context, port, host)
                 if gid_index is None
@@ -118,7 +116,7 @@ class DatagramEndpoint(Endpoint):
         pair = self.queue_pair
         assert pair is not None
         if qkey != UDP_QKEY:
-            await self.calls.run(lambda: pair.modify(qkey=qkey))
+            await self._called(lambda: pair.modify(qkey=qkey))
             self.qkey = qkey
         self.senders = Senders(
             context,
@@ -130,48 +128,28 @@ class DatagramEndpoint(Endpoint):
         )
         self.port.set_senders(self.senders)
         self.received = DatagramQueue(self, GRH_BYTES + self.mtu, self.senders)
-        self.life.on_close.insert(0, self.received.queue.discard)
+        self.teardown.on_closed.insert(0, self.received.queue.discard)
         if self.options.receive_buffers:
             self.received.fill()
         if qkey == UDP_QKEY:
             # Only with this key: the connection manager sends it to peers in any case.
             self._identifier.listen(BACKLOG)
 
+    async def _called(self, function: Callable[[], Result]) -> Result:
+        """Call a function that asks the driver, in a worker thread where that blocks."""
+        return await self.calls.run(function) if self.reactor.blocks else function()
+
     # -- answering peers ----------------------------------------------------------------------
 
-    def handle_event(self, event: Event) -> None:
-        """Handle a CM event of the identifier."""
-        try:
-            self._handle_request_or_other(event)
-        except MemoryError:
-            end(self.loop, partial(self._handle_request_or_other, event))
-
-    def _handle_request_or_other(self, event: Event) -> None:
-        """Do what `handle_event` does. What raises MemoryError has done nothing."""
+    def _handle_event(self, event: Event) -> None:
         if event.type is CmEventType.CONNECT_REQUEST:
-            self._answer(event)
-        else:
-            super().handle_event(event)
-
-    def _answer(self, event: Event) -> None:
-        if self.reactor.ended:
-            return  # its channel has destroyed the new identifier
-        self.reactor.retain()
-        try:
             identifier = Identifier(self.reactor.channel, key=event.new_key)
-        except BaseException:
-            release_surely(self.reactor)
-            raise
-        attempts = ATTEMPTS
-        try:
-            while attempts:
-                try:
-                    self._accept(identifier)
-                    break
-                except MemoryError:  # librdmacm has not been asked
-                    attempts -= 1
-        finally:
-            give_back_later(self.reactor, identifier)
+            try:
+                self._accept(identifier)
+            finally:
+                self.reactor.drop(identifier)
+        else:
+            super()._handle_event(event)
 
     def _accept(self, identifier: Identifier) -> None:
         if self.cause is not None:
@@ -207,13 +185,15 @@ class DatagramEndpoint(Endpoint):
         self.require_usable()
         raise ClosedError("this datagram socket is at its end")
 
-    # -- the end ------------------------------------------------------------------------------
+    # -- the end --------------------------------------------------------------------------------
 
-    def _end(self) -> None:
+    def _flush(self) -> None:
         if not self.loop.has_ended:  # else no task continues, and cancelling one fails
             for scope in self._resolving:
                 scope.cancel()
-        super()._end()
+        for group in list(self.groups.values()):
+            group._start_leaving()
+        super()._flush()
 
     def require_usable(self) -> None:
         """Do nothing while requests may be posted. Otherwise raise as `Endpoint.require_usable`."""
@@ -222,27 +202,23 @@ class DatagramEndpoint(Endpoint):
             raise ClosedError("this datagram socket is closed")
         super().require_usable()
 
-    def _close(self) -> None:
-        if not self.is_inherited:
-            for group in list(self.groups.values()):
-                group._start_leaving()
-        super()._close()
+    def _release(self) -> Callable[[], object] | None:
+        handles, rest = self.handles.detach(), super()._release()
+        if not handles:
+            return rest
 
-    def _close_handles(self) -> None:
-        # Requests of a queue pair that the driver refuses to destroy keep their handles.
-        self.handles.close(are_kept=self.outliving.exists)
+        def release() -> None:
+            with ExitStack() as last_first:
+                if rest is not None:
+                    last_first.callback(rest)
+                last_first.callback(close_all, handles)
+
+        return release
 
     async def aclose(self) -> None:
         """Call `close`, and wait for it, also if the task is cancelled. The wait is short."""
-        if self.is_inherited:
-            return
-        if not self.life.closed.is_set():
-            self.reactor.require_here(self, self.close)
         groups = list(self.groups.values())
-        async with AsyncExitStack() as all_of_them:
-            if not self.loop.has_ended:  # else no task of the socket's continues
-                all_of_them.push_async_callback(outwait, self.handles.ended)
-                for group in groups:
-                    all_of_them.push_async_callback(outwait, group._has_left)
-            all_of_them.push_async_callback(super().aclose)
-        await self._check_remains()  # also of what these have left
+        await super().aclose()
+        if not self.is_inherited and not self.loop.has_ended:
+            for group in groups:
+                await outwait(group._has_left)

@@ -26,7 +26,6 @@ from aiordma._base.errors import (
 from aiordma._connection.event_waiter import EventWaiter, failure_of
 from aiordma._datagram.peer import DatagramPeer
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._loop.ending import end
 from aiordma._loop.threads import Once, in_thread, outwait
 from aiordma.verbs import QueuePair
 from aiordma.verbs.identifier import Event, Identifier
@@ -84,10 +83,9 @@ class MulticastGroup:
         self._peer: DatagramPeer | None = None
         self._failure: Exception | None = None
         self._attached: tuple[QueuePair, bytes, int] | None = None
-        self._leaving = self._is_destroying = False
+        self._leaving = False
         self._has_left: Once = Once(endpoint.loop)
         self._on_left: Callable[[], object] = lambda: None
-        self._reactor.retain()
         self._reactor.subscribe(identifier, self._handle)
 
     def __repr__(self) -> str:
@@ -133,7 +131,10 @@ class MulticastGroup:
         self._endpoint.require_usable()
         self._peer = DatagramPeer(event.address, event.qp_num, event.qkey)
         if not self.send_only:
-            await in_thread(self._endpoint.loop, self._attach)
+            if self._reactor.blocks:
+                await in_thread(self._endpoint.loop, self._attach)
+            else:
+                self._attach()
 
     def _attach(self) -> None:
         pair = self._endpoint.queue_pair
@@ -146,14 +147,7 @@ class MulticastGroup:
 
     def _start_leaving(self) -> None:
         """Start `leave` in the background, which sets `_has_left` at its end. Idempotent."""
-        try:
-            self._leave_if_member()
-        except MemoryError:
-            end(self._reactor.loop, self._leave_if_member)
-
-    def _leave_if_member(self) -> None:
-        # All of it, also if it was called before: that call may have found no memory.
-        if self._is_destroying:
+        if self._leaving:
             return
         self._leaving = True
         self._reactor.unsubscribe(self._identifier)
@@ -162,18 +156,16 @@ class MulticastGroup:
 
         def leave() -> None:
             with ExitStack() as last_first:
-                last_first.callback(self._identifier.close)
                 last_first.callback(self._leave_network)
                 last_first.callback(self._detach)
 
-        self._reactor.destroy(leave, closed=self._finish_leaving)
-        self._is_destroying = True
+        self._reactor.destroy(leave, self._finish_leaving)
 
-    def _finish_leaving(self) -> None:
-        if not self._identifier._is_gone:
-            self._endpoint.remains.add(objects=[self._identifier])
+    def _finish_leaving(self, error: BaseException | None) -> None:
+        if error is not None:
+            logger.error("leaving %s: %s", self.address, error)
         self._on_left()
-        self._has_left.set()
+        self._reactor.drop(self._identifier, self._has_left.set)
 
     def _detach(self) -> None:
         if self._attached is not None:

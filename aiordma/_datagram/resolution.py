@@ -10,13 +10,9 @@ from aiordma._base.errors import AddressError, ConnectTimeoutError, VerbsCallErr
 from aiordma._connection.event_waiter import EventWaiter
 from aiordma._datagram.peer import DatagramPeer
 from aiordma._runtime.address_lookup import numeric_address
-from aiordma._runtime.identifiers import (
-    ROUTE_TIMEOUT_MS,
-    give_back,
-    milliseconds,
-    new_identifier,
-)
+from aiordma._runtime.identifiers import ROUTE_TIMEOUT_MS, drop, milliseconds
 from aiordma._runtime.reactor import Reactor
+from aiordma.verbs.identifier import Identifier
 
 __all__ = ("resolve_peer",)
 
@@ -37,25 +33,24 @@ async def resolve_peer(
     what = f"resolve {host}:{port}"
     timeout_ms = milliseconds(timeout)
     waiter = EventWaiter(what)
+    identifier = Identifier(reactor.channel, PortSpace.UDP)
+    reactor.subscribe(identifier, waiter.handle)
     try:
         with anyio.fail_after(timeout):
             family = socket.AF_INET6 if ":" in source else socket.AF_INET
-            # Before the first wait, during which the reactor's last user can close it.
-            async with new_identifier(reactor, PortSpace.UDP) as (_, identifier):
-                reactor.subscribe(identifier, waiter.handle)
-                numeric = await numeric_address(host, family)
-                try:
-                    identifier.resolve_address(numeric, port, (source, 0), timeout_ms)
-                    await waiter.until(CmEventType.ADDR_RESOLVED)
-                    identifier.resolve_route(min(timeout_ms, ROUTE_TIMEOUT_MS))
-                    await waiter.until(CmEventType.ROUTE_RESOLVED)
-                    identifier.connect(parameters)
-                    event = await waiter.until(CmEventType.ESTABLISHED)
-                except VerbsCallError as error:
-                    raise AddressError._of_call(what, error) from error
-            await give_back(reactor, identifier)
+            numeric = await numeric_address(host, family)
+            identifier.resolve_address(numeric, port, (source, 0), timeout_ms)
+            await waiter.until(CmEventType.ADDR_RESOLVED)
+            identifier.resolve_route(min(timeout_ms, ROUTE_TIMEOUT_MS))
+            await waiter.until(CmEventType.ROUTE_RESOLVED)
+            identifier.connect(parameters)
+            event = await waiter.until(CmEventType.ESTABLISHED)
+    except VerbsCallError as error:
+        raise AddressError._of_call(what, error) from error
     except TimeoutError:
         raise ConnectTimeoutError(f"{what}: no answer within {timeout:g} s") from None
+    finally:
+        await drop(reactor, identifier)
     if event.address is None:
         raise AddressError(f"{what}: the peer's answer has no address")
     return DatagramPeer(event.address, event.qp_num, event.qkey, event.private_data)

@@ -67,7 +67,7 @@ class Arrivals:
         self.receives: PooledReceives = receives
         self._endpoint = endpoint
         self._size = size
-        endpoint.life.on_end.append(self.queue.wake)
+        endpoint.teardown.on_ended.append(self.queue.wake)
 
     def fill(self) -> None:
         """Post all receives. Call this before messages can arrive, so that each finds a receive."""
@@ -109,19 +109,14 @@ class Arrivals:
         Cancellation: nothing is taken.
         """
         queue = self.queue
-        begun, was_busy = True, queue.busy
-        try:
-            waiter = queue.begin_wait()
-            begun = waiter is not None
-            if waiter is not None:
+        waiter = queue.begin_wait()
+        if waiter is not None:
+            try:
                 await waiter.wait()
-        finally:
-            # A KeyboardInterrupt can come before the result of `begin_wait` is stored. If another
-            # call waits, this one has not begun.
-            if begun and not was_busy:
+            finally:
                 queue.end_wait()
-        if begun and queue.arrived:
-            return
+            if queue.arrived:
+                return
         await self._wait_with_checks()
 
     async def _wait_with_checks(self) -> None:
@@ -168,7 +163,7 @@ class Arrivals:
 
     def _raise_if_no_more_comes(self) -> None:
         # After a failure, earlier arrivals may still be delivered, until the endpoint has ended.
-        if self._endpoint.life.has_ended or self._endpoint.state is ConnectionState.CLOSED:
+        if self._endpoint.teardown.has_ended or self._endpoint.state is ConnectionState.CLOSED:
             self._endpoint.require_usable()
 
     # -- for the engine's views -----------------------------------------------------------------
@@ -185,7 +180,6 @@ class Arrivals:
 
     def release_later(self, lease: Lease) -> Callable[[], None]:
         """Return a function that returns a block to the pool: in any thread."""
-        # Where the last part of a view is released, an interrupt would lose the block.
         return partial(self._endpoint.loop.call_from_thread, lease.release)
 
     def replace(self, lease: Lease) -> None:

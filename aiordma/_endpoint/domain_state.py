@@ -10,23 +10,20 @@ A domain is closed when nothing uses it any more: its regions first, then the do
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import TypeVar
 
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import BusyError, ClosedError, DeviceRemovedError, detached
-from aiordma._base.origin import with_origin
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import SOFTWARE
-from aiordma._endpoint.lifecycle import Lifecycle, Phase
-from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, require_here
-from aiordma._loop.threads import CREATES, Lane, in_thread, outwait, start_destroy
+from aiordma._loop.threads import CREATES, Lane, in_thread, start_destroy
 from aiordma._requests.pool import SLAB, BufferPool
 from aiordma._runtime.hub import DeviceHub
-from aiordma._runtime.reactor import AtLoopEnd, Reactor
+from aiordma._runtime.reactor import Reactor
+from aiordma._runtime.teardown import Phase, Teardown
 from aiordma.verbs import MemoryRegion, ProtectionDomain
 from aiordma.verbs.identifier import Event, Identifier
 from aiordma.verbs.memory import retire_all, retire_or_log
@@ -49,8 +46,8 @@ PRIVATE_SLAB = 1 << 16
 class DomainState:
     """See the module. `Domain` is its public interface.
 
-    It counts as one user of the reactor, until it is closed: the caller's use, if it has an
-    identifier. Without one, it is private to its only user, and is closed when that user leaves.
+    Without an identifier, it is private to its first user, and goes with the last one: calls for
+    that user may be under way.
     """
 
     def __init__(
@@ -70,23 +67,25 @@ class DomainState:
             slab=PRIVATE_SLAB if identifier is None else SLAB,
         )
         hub.counters.add_cache(self.pool.registrations)
-        self.life: Lifecycle = Lifecycle(self.loop)
         self.regions: dict[int, MemoryRegion] = {}
-        self._detached: list[MemoryRegion] = []  # the pool's, for the close
-        self._refusal: BaseException | None = None  # of the last attempt to destroy the domain
         self._process = here.pid
         self._identifier = identifier
         self._users: dict[object, tuple[str, Callable[[], bool]]] = {}
-        self._retiring = identifier is None
-        if identifier is None:
-            reactor.retain()
-        else:
-            at_end = AtLoopEnd(self._left_open, self.close_when_unused, self._aclose_when_unused)
-            reactor.subscribe(identifier, self._handle, at_end)
+        self._apart: Callable[[], None] | None = None
+        self._teardown: Teardown | None = None
+        if identifier is not None:
+            self._teardown = Teardown(reactor, self)
+            reactor.subscribe(identifier, self._handle)
 
     def __repr__(self) -> str:
-        state = "closed" if self.life.is_closing else f"{len(self.regions)} regions"
+        is_closing = self._teardown is not None and self._teardown.is_closing
+        state = "closed" if is_closing else f"{len(self.regions)} regions"
         return f"<Domain on {self.device_name}: {state}>"
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return repr(self)
 
     @property
     def device_name(self) -> str:
@@ -98,6 +97,16 @@ class DomainState:
         """The number of connections and other objects that use the domain."""
         return len(self._users)
 
+    @property
+    def is_private(self) -> bool:
+        """Whether it goes with its last user."""
+        return self._teardown is None
+
+    @property
+    def _end(self) -> Teardown:
+        assert self._teardown is not None  # the program sees no private one
+        return self._teardown
+
     def require_usable(self) -> None:
         """Do nothing while objects may be created in the domain.
 
@@ -107,13 +116,13 @@ class DomainState:
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
         """
         require_same_process(self._process, self)
-        if self.life.cause is not None:
-            raise detached(self.life.cause)
+        if self._end.cause is not None:
+            raise detached(self._end.cause)
         require_here(self.loop, self)
 
     def _handle(self, event: Event) -> None:
-        if event.type is CmEventType.DEVICE_REMOVAL and self.life.cause is None:
-            self.life.cause = DeviceRemovedError(f"{self.device_name} was removed")
+        if event.type is CmEventType.DEVICE_REMOVAL and self._end.cause is None:
+            self._end.cause = DeviceRemovedError(f"{self.device_name} was removed")
 
     # -- users ----------------------------------------------------------------------------------
 
@@ -130,8 +139,11 @@ class DomainState:
     def leave(self, user: object) -> None:
         """Remove an object whose queue pair and memory are destroyed."""
         self._users.pop(user, None)
-        if self._retiring and not self._users:
-            self.close()
+        if self._teardown is not None:
+            if self._teardown.phase is Phase.FLUSHING:
+                self._flush()
+        elif not self._users and self._apart is None:
+            self.reactor.dispose(self, self.take_apart())
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -166,136 +178,85 @@ class DomainState:
         finally:
             self.leave(user)
 
-    # -- the end --------------------------------------------------------------------------------
+    # -- the end (Owner) ------------------------------------------------------------------------
 
-    def _left_open(self) -> str:
-        is_closing = self.life.is_closing or self._retiring
-        return "" if is_closing else with_origin(self, self.life.origin)
+    def _closing(self) -> Exception:
+        return ClosedError("this domain is closed")
 
-    async def _aclose_when_unused(self) -> None:
-        self.close_when_unused()  # at the loop's end, its users are also being closed
-
-    def close_when_unused(self) -> None:
-        """Call `close` once the last user has left. No further one can join."""
-        self._retiring = True
-        if self.life.cause is None:
-            self.life.cause = ClosedError("this domain is closed")
+    def _flush(self) -> None:
+        """Wait until its users have left: no further one can join."""
         if not self._users:
-            self.close()
+            assert self._identifier is not None
+            self.reactor.unsubscribe(self._identifier)
+            self.take_apart()
+            self._end.destroy()
 
-    def close(self) -> None:
-        """Deregister the memory and free the domain, in the background. Idempotent. Nothing may use
-        the domain."""
-        try:
-            self._close()
-        except MemoryError:
-            end(self.loop, self._close)
-
-    def _close(self) -> None:
-        self.life.is_closing = True
-        if self._process != here.pid:
-            return  # the domain belongs to the parent process
-        if self.life.cause is None:
-            self.life.cause = ClosedError("this domain is closed")
-        self.life.enter(Phase.DESTROYING, self._release)
-
-    def _release(self) -> None:
-        identifier, regions = self._identifier, list(self.regions.values())
-        if identifier is not None:
-            self.reactor.unsubscribe(identifier)
-        self.hub.counters.remove_cache(self.pool.registrations)
-        self.pool.detach(self._detached)
-        regions += self._detached
-
-        def close() -> None:
-            with ExitStack() as last_first:
-                if identifier is not None:
-                    last_first.callback(identifier.close)
-                last_first.callback(retire_all, regions)
-                # First, with its regions: queue pairs that the driver has refused to destroy are
-                # destroyed before the memory that their requests hold.
-                last_first.callback(self._destroy)
-
-        advance = partial(self.life.advance, Phase.CLOSED)
-        forgetting = Ending(self.loop, self.regions.clear)
-        self.reactor.destroy(close, advance, closed=self.life.closed.set)
-        forgetting.run()
+    def _hurry(self) -> None:
+        """Nothing waits for a timer."""
 
     def _destroy(self) -> None:
-        """Destroy the domain and what is left in it, in a worker thread."""
-        try:
-            self.raw.close()
-        except BaseException as error:
-            self._refusal = detached(error)
-            raise
-        self._refusal = None
-
-    @property
-    def is_private(self) -> bool:
-        """Whether it is closed by the end of its only user."""
-        return self._identifier is None
-
-    @property
-    def is_left(self) -> bool:
-        """Whether it was closed, and still exists, because the driver has refused to destroy it or
-        what is left in it."""
-        if not self.life.closed.is_set():
-            return False
-        is_open = self._identifier is not None and not self._identifier.closed
-        return not self.raw._is_gone or is_open
-
-    def _destroy_rest(self) -> None:
-        """Destroy, in a worker thread, what the driver has refused to destroy. Idempotent."""
+        assert self._identifier is not None
+        assert self._apart is not None
         with ExitStack() as last_first:
-            if self._identifier is not None:
-                last_first.callback(self._identifier.close)
-            last_first.callback(self._destroy)
+            last_first.callback(self._identifier.close)
+            last_first.callback(self._apart)
 
-    def destroy_private_rest(self) -> None:
-        """Do the same for a private domain, which nobody else closes again; else do nothing."""
-        if self.is_private and self.is_left:
-            self._destroy_rest()
+    def take_apart(self) -> Callable[[], None]:
+        """Forget the memory. Return a function that deregisters it and frees the domain, in any
+        thread."""
+        regions = [*self.regions.values(), *self.pool.detach()]
+        self.hub.counters.remove_cache(self.pool.registrations)
+
+        def destroy() -> None:
+            with ExitStack() as last_first:
+                last_first.callback(self.raw.close)
+                last_first.callback(retire_all, regions)
+
+        self._apart = destroy
+        return destroy
+
+    def _destroyed(self) -> None:
+        self.regions.clear()
+
+    def _release(self) -> None:
+        return None
+
+    def _released(self) -> None:
+        """It has no parent that counts it."""
+
+    def _abandon(self, why: str) -> None:
+        """It has no requests."""
+
+    def close_when_unused(self) -> None:
+        """Close the domain once its last user has left. No further one can join."""
+        self._end.close()
 
     async def aclose(self) -> None:
         """Close the domain, and wait for it. Idempotent. See `Domain.aclose`."""
-        if self._process != here.pid:
+        end = self._end
+        if end.is_inherited:
             return
         using = Counter(kind for kind, is_closing in self._users.values() if not is_closing())
-        if using and not self._retiring:
+        if using and not end.is_closing:
             users = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in using.items())
             raise BusyError(f"{self!r} is in use ({users}): close its users first")
-        if not self.life.closed.is_set():
-            self.reactor.require_here(self, self.close_when_unused)
-        elif self.is_left or self.reactor.is_left:
-            await self.reactor.destroy_again(self, self._destroy_rest)
-        self.close_when_unused()
-        await outwait(self.life.closed)
-        self.check()
-
-    def check(self) -> None:
-        """Raise the driver's refusal if the domain still exists, after an attempt to destroy it.
-
-        Raises:
-            VerbsCallError: the driver refuses to destroy the domain, or what is left in it.
-            BusyError: a request or a window uses memory in it, or another thread is destroying it.
-        """
-        if not self.raw._is_gone:
-            raise detached(self._refusal or BusyError("it still exists: call aclose() again"))
+        await end.aclose()
 
 
 async def make_raw(reactor: Reactor, hub: DeviceHub, lane: Lane = CREATES) -> ProtectionDomain:
-    """Allocate a protection domain of the hub's device, in a worker thread.
+    """Allocate a protection domain of the hub's device, in a worker thread where that blocks.
 
     Raises:
         VerbsCallError: the driver refused; the message names the limit.
     """
-    with reactor.retained():
-        return await in_thread(
-            hub.loop,
-            lambda: ProtectionDomain(hub.context),
-            lane,
-            on_cancelled=ProtectionDomain.close,
-        )
+    if not reactor.blocks:
+        return ProtectionDomain(hub.context)
+    return await in_thread(
+        hub.loop,
+        lambda: ProtectionDomain(hub.context),
+        lane,
+        on_cancelled=ProtectionDomain.close,
+    )
 
 
 async def make_private(reactor: Reactor, hub: DeviceHub, lane: Lane = CREATES) -> DomainState:
@@ -308,52 +269,42 @@ async def make_private(reactor: Reactor, hub: DeviceHub, lane: Lane = CREATES) -
 
 
 @contextmanager
-def kept_open(reactor: Reactor, domain: DomainState | None) -> Iterator[Callable[[], None]]:
-    """Keep the reactor and the domain open during a call in a worker thread that creates an object
-    of the domain, and until that object is closed or has an owner, even if the connection is closed
-    meanwhile. (`domain` is None for the loop's own one, which the reactor closes.)
+def kept_open(domain: DomainState | None) -> Iterator[Callable[[], None]]:
+    """Keep a domain open during a call in a worker thread that creates an object in it, and until
+    that object is closed or has an owner, even if the connection is closed meanwhile. (`domain` is
+    None for the loop's own one, which calls under way keep open.)
 
     Yield a function that ends this before the block's end. If the loop ends, the block's task does
     not continue: so pass the function to `in_thread` as `on_lost`.
     """
     with ExitStack() as stack:
-        stack.enter_context(reactor.retained())
         if domain is not None:
             stack.enter_context(domain.used("registration", lambda: True))
         yield stack.close
 
 
 def start_deregistering(
-    reactor: Reactor,
+    loop: EventLoop,
     domain: DomainState | None,
     function: Callable[[], object],
     then: Callable[[BaseException | None], object] = lambda _error: None,
 ) -> None:
     """Run a function that deregisters memory of a domain in a worker thread, and then `then` on the
-    loop's thread, with the function's error. Until then the reactor and the domain stay open: a
-    device refuses to free a domain that has regions. (`domain` is None for the loop's own one,
-    which the reactor closes.)"""
+    loop's thread, with the function's error. Until then the domain stays open: a device refuses to
+    free a domain that has regions. (`domain` is None for the loop's own one, which calls under way
+    keep open.)"""
     user = object()
-    errors: list[BaseException | None] = [None]
-
-    def leave() -> None:
-        if domain is not None:
-            domain.leave(user)
 
     def returned(error: BaseException | None) -> None:
-        errors[0] = error
-        ending.run()
+        try:
+            then(error)
+        finally:
+            if domain is not None:
+                domain.leave(user)
 
-    ending = Ending(reactor.loop, lambda: then(errors[0]), leave, reactor.release, errors.clear)
-    giving_up = Ending(reactor.loop, leave, reactor.release)
-    reactor.retain()
-    try:
-        if domain is not None:
-            domain.join(user, "deregistration", lambda: True)
-        start_destroy(reactor.loop, function, returned)
-    except MemoryError:
-        giving_up.run()
-        raise
+    if domain is not None:
+        domain.join(user, "deregistration", lambda: True)
+    start_destroy(loop, function, returned)
 
 
 def wrong_domain(region: MemoryRegion, domain: ProtectionDomain) -> ValueError:

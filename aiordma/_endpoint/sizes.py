@@ -4,12 +4,12 @@
 from aiordma._base.arguments import within_device
 from aiordma._base.connection_parameters import DEVICE_MAXIMUM
 from aiordma._base.options import ConnectionOptions
-from aiordma.verbs import Capacity, DeviceAttributes
+from aiordma.verbs import Capacity, Context, DeviceAttributes
 
 __all__ = ("capacity_for", "check_depths", "probe_entries")
 
 
-def check_depths(options: ConnectionOptions, limits: DeviceAttributes, device: str) -> None:
+def check_depths(options: ConnectionOptions, limits: DeviceAttributes, device: Context) -> None:
     """Check the options for outstanding READs against the device's limits.
 
     Raises:
@@ -21,7 +21,7 @@ def check_depths(options: ConnectionOptions, limits: DeviceAttributes, device: s
     ):
         value = getattr(options, name)
         if value != DEVICE_MAXIMUM:
-            within_device(value, name, 0, limit, device)
+            within_device(value, name, 0, limit, device.device_name)
 
 
 def probe_entries(options: ConnectionOptions, limits: DeviceAttributes, entries: int) -> int:

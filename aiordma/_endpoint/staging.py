@@ -21,14 +21,12 @@ from aiordma._endpoint.domain_state import (
     start_deregistering,
     wrong_domain,
 )
-from aiordma._loop.ending import end
 from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import in_thread
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.registrations import LentRegistration
 from aiordma._requests.request import Holdable
 from aiordma._runtime.hub import DeviceHub
-from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import (
     Capacity,
     LocalMemory,
@@ -107,13 +105,21 @@ class Poster(Protocol):
 
     loop: EventLoop
     hub: DeviceHub
-    reactor: Reactor
-    domain: ProtectionDomain
     domain_state: DomainState | None
-    pool: BufferPool
-    capacity: Capacity
     max_message: int
     regions: dict[int, MemoryRegion]
+
+    @property
+    def domain(self) -> ProtectionDomain:
+        """The protection domain of its requests' memory."""
+
+    @property
+    def pool(self) -> BufferPool:
+        """The registered blocks of that domain."""
+
+    @property
+    def capacity(self) -> Capacity:
+        """The sizes of its queue pair."""
 
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this object, if it is not closed before."""
@@ -128,7 +134,7 @@ class Staging:
     def __init__(self, endpoint: Poster) -> None:
         self._endpoint = endpoint
         self._cache = endpoint.pool.registrations
-        dispose = partial(_dispose, endpoint.reactor, endpoint.domain_state)
+        dispose = partial(_dispose, endpoint.hub, endpoint.domain_state)
         self._cache._serve(endpoint.loop, dispose)
 
     # -- the caller's buffers -----------------------------------------------------------------
@@ -240,7 +246,7 @@ class Staging:
 
     async def _prepare_in_thread(self, stage: Callable[[], Staged]) -> Staged:
         endpoint = self._endpoint
-        with kept_open(endpoint.reactor, endpoint.domain_state) as leave:
+        with kept_open(endpoint.domain_state) as leave:
             staged = await in_thread(endpoint.loop, stage, on_cancelled=self.abandon, on_lost=leave)
             try:
                 endpoint.require_usable()
@@ -335,31 +341,16 @@ class Staging:
         self._give_back(staged.temporary)
 
     def _give_back(self, regions: list[MemoryRegion]) -> None:
-        if not regions:
-            return
-        try:
-            self._deregister(regions)
-        except MemoryError:
-            end(self._endpoint.loop, partial(self._deregister, regions))
-
-    def _deregister(self, regions: list[MemoryRegion]) -> None:
-        # Regions that the endpoint's end has removed from this list are closed by it, and so are
-        # those that the driver refuses now: they stay in the list.
+        # Regions that the endpoint's end has removed from its list are closed by it.
         known = self._endpoint.regions
-        mine = [region for region in regions if id(region) in known]
+        mine = [region for region in regions if known.pop(id(region), None) is not None]
+        if not mine:
+            return
         close = partial(retire_all, mine, retire_or_log)
-
-        def forget(_error: BaseException | None = None) -> None:
-            for region in mine:  # each has left the list itself, if there was memory for that
-                if region._is_gone:
-                    known.pop(id(region), None)
-
         if sum(region.length for region in mine) > THREAD_LIMIT:
-            domain = self._endpoint.domain_state
-            start_deregistering(self._endpoint.reactor, domain, close, forget)
+            start_deregistering(self._endpoint.loop, self._endpoint.domain_state, close)
         else:
             close()
-            forget()
 
     # -- limits -------------------------------------------------------------------------------
 
@@ -403,17 +394,17 @@ def register_memory(
 
 
 def _dispose(
-    reactor: Reactor,
+    hub: DeviceHub,
     domain: DomainState | None,
     regions: list[MemoryRegion],
     close: Callable[[], object],
 ) -> None:
     """Call the function that deregisters memory of the registration cache, in a worker thread if
     that takes long."""
-    if reactor.ended or sum(region.length for region in regions) <= THREAD_LIMIT:
-        close()
+    if sum(region.length for region in regions) > THREAD_LIMIT:
+        start_deregistering(hub.loop, domain, close)
     else:
-        start_deregistering(reactor, domain, close)
+        close()
 
 
 def call_of(where: str) -> str:

@@ -1,10 +1,8 @@
 """Memory windows of a connection: the memory that they are bound to, and until when."""
 
-import logging
-
 from aiordma._base.arguments import instance, wrong_type
 from aiordma._base.enums import REMOTE_ACCESS, REMOTE_WRITING, Access, MemoryWindowType, names_of
-from aiordma._base.errors import BusyError, VerbsCallError
+from aiordma._base.errors import VerbsCallError
 from aiordma._base.ranges import RemoteMemory
 from aiordma._endpoint.domain_state import wrong_domain
 from aiordma._endpoint.endpoint import Endpoint
@@ -13,8 +11,6 @@ from aiordma._requests.request import WorkRequest
 from aiordma.verbs import MemorySlice, MemoryWindow
 
 __all__ = ("BoundWindow", "check_bindable", "check_window_memory")
-
-logger: logging.Logger = logging.getLogger("aiordma")
 
 
 class BoundWindow(WindowBase):
@@ -113,24 +109,18 @@ class BoundWindow(WindowBase):
         If a bind or an invalidate is in flight, the window is freed when it has completed, because
         a device that finds no window to bind breaks the connection.
 
-        Raises: nothing. A refusal of the driver is logged. Another call, and the connection's end,
-        then try again.
+        Raises:
+            VerbsCallError: the driver refused. The window stays for the life of the process, and
+                with it the connection, which ends.
 
         See: man ibv_dealloc_mw.
         """
-        if self._endpoint.windows_go:
-            return  # a thread is freeing the windows; the connection's end then closes them
+        if self._window.closed or self._endpoint.windows_go:
+            return  # the connection's end frees its windows, in a thread perhaps
         if self._last is not None and not self._last.done():
             self._last.add_done_callback(lambda _: self.close())
             return
-        try:
-            self._free()
-        except (VerbsCallError, BusyError) as error:
-            # The connection's end tries again, and so does another call of this.
-            logger.warning("%r: %s", self, error)
-        if self._window._is_gone:
-            self._endpoint.windows.pop(id(self), None)
-        self._let_go()
+        self._end()
 
     def _end(self) -> None:
         """Free the window and release the memory, on the loop's thread. No bind is in flight, and
@@ -138,15 +128,11 @@ class BoundWindow(WindowBase):
 
         Raises:
             VerbsCallError: the driver refused.
-            MemoryError: the window is as it was.
         """
-        self._pointer = 0
         try:
-            self._window.close()
-        except MemoryError:
-            raise  # it is still open: call this again
-        except BaseException:
-            self._let_go()
+            self._free()
+        except VerbsCallError as error:
+            self._endpoint.fail(error)  # the window may still work: its queue pair ends
             raise
         self._endpoint.windows.pop(id(self), None)
         self._let_go()
@@ -159,6 +145,10 @@ class BoundWindow(WindowBase):
         """
         self._pointer = 0  # first: the end of a bind, on the loop's thread, writes the rkey there
         self._window.close()
+
+    def _freed(self) -> None:
+        """Release the memory of a freed window."""
+        self._let_go()
 
     def __enter__(self) -> "BoundWindow":
         return self

@@ -5,11 +5,10 @@ endpoint, gives the slot back when the request completes.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from aiordma._base.enums import SendFlag, WorkCompletionOpcode, WorkRequestOpcode
 from aiordma._base.errors import (
-    NoMemoryError,
     NotPostedError,
     PartialPostError,
     QueueFullError,
@@ -92,8 +91,7 @@ class WorkQueue:
         return self.slots.free < self.slots.total
 
     def _enter(self, request: WorkRequest) -> None:
-        # Before the post, so that nothing (such as an interrupt) can happen between the two. Only a
-        # refusal by the device removes the entry.
+        # Before the post. Only a refusal by the device removes the entry.
         request.wr_id = self._owner.hub.in_flight.add(request)
         self._owner.requests.add(request)
 
@@ -154,9 +152,7 @@ class SendQueue(WorkQueue):
         """Post a request with few fields, by the C call with few arguments."""
         assert self._owner.queue_pair is not None
         remote = work.remote
-        posted: Any = (0,)
         try:
-            posted = ffi.new("uint32_t *")
             self._enter(request)
             self._owner.hub.watch_over()
             self._owner.queue_pair._post_send_raw(
@@ -168,25 +164,17 @@ class SendQueue(WorkQueue):
                 0 if remote is None else remote.address,
                 0 if remote is None else remote.rkey,
                 work.immediate,
-                posted=posted,
             )
         except BaseException as error:
-            if not posted[0]:
+            if not (isinstance(error, VerbsCallError) and error.was_taken):
                 self._take_back(request)
                 raise
             # The device may still execute the request, until the queue pair is destroyed.
-            if not isinstance(error, Exception):
-                raise
-            if not isinstance(error, RdmaError):
-                error = NoMemoryError(
-                    "there was no memory for the error of a post: the device was not notified "
-                    "(doorbell)"
-                )
             self._owner.fail(error)
 
     def prepare(self, work: SendWork) -> WorkRequest:
-        """Create a request that has a slot and holds its memory. Post it with `post_prepared`, fail
-        it, or `withdraw` it.
+        """Create a request that has a slot and holds its memory. Post it with `post_prepared`, or
+        fail it.
 
         Raises:
             QueueFullError: no slot is free.
@@ -194,18 +182,10 @@ class SendQueue(WorkQueue):
         with Slot() as slot:
             self._take(slot)
             request = self._request(work)
-            try:
-                # If the request is never posted, the end of the queue pair ends it.
-                self._owner.requests.add(request)
-            except BaseException:
-                request._drop()
-                raise
+            # If the request is never posted, the end of the queue pair ends it.
+            self._owner.requests.add(request)
             slot.hand_over()
         return request
-
-    def withdraw(self, request: WorkRequest) -> None:
-        """Undo `prepare`, for a request that will not be posted, and that no task awaits."""
-        self._take_back(request)
 
     def post_prepared(
         self, works: Sequence[SendWork], requests: list[WorkRequest], *, signal_last_only: bool
@@ -258,13 +238,9 @@ class SendQueue(WorkQueue):
                 raw = pack_chain(works, [0] * len(works), [int(work.flags) for work in works])
                 sges = b"".join([work.sges for work in works])
                 error = port.post(int(ffi.cast("uintptr_t", raw)), sges)
-        except BaseException as refused:  # an interrupt can come behind the post
-            if not port.posted:
+        except BaseException as refused:
+            if not port.posted:  # else a callback of an earlier request has raised
                 self._not_posted(requests, refused)
-            elif isinstance(refused, MemoryError):  # the errno of the doorbell is lost
-                self._owner.fail(
-                    NoMemoryError("there was no memory for the error of a chain's post")
-                )
             raise
         if error:
             self.chain_posted(error, port.posted, requests, signal_last_only)
@@ -276,18 +252,6 @@ class SendQueue(WorkQueue):
         is no error. Raises the errors of `post_prepared`."""
         if not error:
             return
-        try:
-            self._refused(error, posted, requests, signal_last_only)
-        except VerbsCallError:
-            raise
-        except Exception:
-            # There was no memory. The end of the queue pair ends the requests.
-            self._owner.fail(NoMemoryError("there was no memory to end a chain that was refused"))
-            raise
-
-    def _refused(
-        self, error: int, posted: int, requests: list[WorkRequest], signal_last_only: bool
-    ) -> None:
         if error < 0:
             hint = f"the device was not notified (doorbell), {self._owner.name}"
             self._owner.fail(VerbsCallError(-error, "ibv_post_send", hint))
@@ -298,39 +262,23 @@ class SendQueue(WorkQueue):
         if posted:
             failure = PartialPostError(error, "ibv_post_send", hint, requests[:posted])
         try:
-            try:
-                self._not_posted(requests[posted:], failure)
-            finally:
-                if posted and signal_last_only:
-                    # The device did not accept the signaled request, so the posted ones would
-                    # complete only at the end of the queue pair.
-                    self._owner.fail(failure)
+            self._not_posted(requests[posted:], failure)
+            if posted and signal_last_only:
+                # The device did not accept the signaled request, so the posted ones would complete
+                # only at the end of the queue pair.
+                self._owner.fail(failure)
             raise failure
         finally:
             del failure  # its traceback holds this frame, and so the callers' buffers
 
     def _not_posted(self, requests: Sequence[WorkRequest], cause: BaseException) -> None:
-        try:
-            try:
-                reason = _reason(cause)
-                for request in requests:
-                    self._owner.hub.in_flight.take(request.wr_id)
-                    request.wr_id = 0
-                fail_all(requests, lambda _: detached(reason))
-            except Exception:  # there was no memory: once more, for those that have not ended
-                lost = NotPostedError("there was no memory to post it")
-                fail_all(requests, lambda _: lost)
-                raise
-        except Exception:
-            if not all(request.done() for request in requests):
-                # The end of the queue pair ends them.
-                self._owner.fail(
-                    NoMemoryError("there was no memory to end requests that were not posted")
-                )
-            raise
-        finally:
-            for request in requests:
-                request.exception()  # counts as retrieved, because the cause is raised
+        reason = _reason(cause)
+        for request in requests:
+            self._owner.hub.in_flight.take(request.wr_id)
+            request.wr_id = 0
+        fail_all(requests, lambda _: detached(reason))
+        for request in requests:
+            request.exception()  # counts as retrieved, because the cause is raised
 
     def bind(
         self,
@@ -388,7 +336,5 @@ def _reason(cause: BaseException) -> Exception:
     reason = NotPostedError(
         f"its chain was not posted, because the post raised {type(cause).__name__}"
     )
-    if isinstance(cause, MemoryError):
-        reason = NotPostedError("there was no memory to post it")
     reason.__cause__ = detached(cause)
     return reason

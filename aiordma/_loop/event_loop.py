@@ -9,12 +9,15 @@ callback does not end trio's run: it is logged. asyncio passes it to its excepti
 import asyncio
 import logging
 import sys
+from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from threading import current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
+
+import anyio.lowlevel
 
 from aiordma._base.errors import EventLoopError
 from aiordma._loop.polling import PollingEventLoop
@@ -31,6 +34,7 @@ __all__ = (
     "current_event_loop",
     "protected",
     "require_here",
+    "running_loop",
     "runs_event_loop",
 )
 
@@ -73,9 +77,8 @@ class EventLoop(Protocol):
     removed once the report is passed to `call_from_thread`, or the call was withdrawn."""
 
     returned: dict[object, Callable[[], object]]
-    """For each task that has not continued since its call in a worker thread has returned, and for
-    each Ending that waits for memory: what to do if the loop has ended, because neither continues
-    then."""
+    """For each task that has not continued since its call in a worker thread has returned: what to
+    do if the loop has ended, because it does not continue then."""
 
     @property
     def has_ended(self) -> bool:
@@ -128,6 +131,10 @@ class EventLoop(Protocol):
         Raises:
             EventLoopError: the task belongs to another loop.
         """
+
+    async def checkpoint(self) -> None:
+        """Raise the cancellation of a scope that was cancelled before; on trio, whose rule it is,
+        also let other tasks run. For a call that did not have to wait."""
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         """Run a coroutine function in the background; its exceptions are logged."""
@@ -255,7 +262,8 @@ class _AsyncioEventLoop(_Face):
         return self._loop.is_running()
 
     def is_running_here(self) -> bool:
-        return _asyncio_here() is self._loop and _trio_here() is None
+        here = _get_running_loop() is self._loop
+        return here and ("trio" not in sys.modules or _trio_here() is None)
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         if self.has_ended:
@@ -278,11 +286,14 @@ class _AsyncioEventLoop(_Face):
             self._loop.unpoll(drain)
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
-        if self.has_ended:
+        try:
+            if not delay:
+                return self._loop.call_soon(callback)
+            return self._loop.call_later(delay, callback)
+        except RuntimeError:
+            if not self.has_ended:
+                raise
             return _Never()
-        if not delay:
-            return self._loop.call_soon(callback)
-        return self._loop.call_later(delay, callback)
 
     def _deliver_soon(self) -> None:
         self._loop.call_soon_threadsafe(self._deliver)
@@ -293,6 +304,9 @@ class _AsyncioEventLoop(_Face):
     def waiter(self) -> Waiter:
         require_here(self, "what this task waits for")
         return AsyncioWaiter(self._loop)
+
+    async def checkpoint(self) -> None:
+        await anyio.lowlevel.checkpoint_if_cancelled()
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         # The loop itself has only weak references to tasks.
@@ -441,6 +455,9 @@ class _TrioEventLoop(_Face):
         require_here(self, "what this task waits for")
         return _TrioWaiter(self._trio.Event())
 
+    async def checkpoint(self) -> None:
+        await self._trio.lowlevel.checkpoint()
+
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._trio.lowlevel.spawn_system_task(_logged, function, name, name=name)
 
@@ -452,13 +469,6 @@ def _nothing() -> None:
     pass
 
 
-def _asyncio_here() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
 def _trio_here() -> Any:
     """Return the module trio if trio runs this code, else None. In trio's guest mode asyncio's loop
     is the host, and runs in this thread, too. Trio then runs this code only within a task."""
@@ -466,12 +476,22 @@ def _trio_here() -> Any:
     lowlevel = getattr(module, "lowlevel", None)  # None: another thread is importing trio
     if lowlevel is None or not lowlevel.in_trio_run():
         return None
-    return module if lowlevel.in_trio_task() or _asyncio_here() is None else None
+    return module if lowlevel.in_trio_task() or _get_running_loop() is None else None
+
+
+def running_loop() -> object:
+    """Return what identifies the event loop that runs here: asyncio's loop, or trio's token.
+
+    Raises:
+        RuntimeError: no asyncio or trio loop is running here.
+    """
+    trio = _trio_here()
+    return asyncio.get_running_loop() if trio is None else trio.lowlevel.current_trio_token()
 
 
 def runs_event_loop() -> bool:
     """Return whether an event loop runs in this thread, which must not block then."""
-    return _asyncio_here() is not None or _trio_here() is not None
+    return _get_running_loop() is not None or _trio_here() is not None
 
 
 def require_here(loop: EventLoop, what: object) -> None:
@@ -509,7 +529,7 @@ def current_event_loop() -> EventLoop:
     Raises:
         RuntimeError: no asyncio or trio loop is running here.
     """
-    trio, loop = _trio_here(), _asyncio_here()
+    trio, loop = _trio_here(), _get_running_loop()
     if trio is not None:
         return _TrioEventLoop(trio)
     if loop is not None:
@@ -527,7 +547,7 @@ def asyncio_event_loop(call: str, instead: str) -> asyncio.AbstractEventLoop:
     Raises:
         RuntimeError: no asyncio loop is running here.
     """
-    loop = _asyncio_here()
+    loop = _get_running_loop()
     if loop is None or _trio_here() is not None:
         raise RuntimeError(f"{call}() needs a running asyncio event loop: on trio, {instead}")
     return loop

@@ -77,6 +77,7 @@ class Lane:
 
     def __init__(self, max_workers: int) -> None:
         self.max_workers = max_workers
+        self._keeps_worker = False
         self.reset()
 
     def reset(self) -> None:
@@ -115,6 +116,16 @@ class Lane:
         self._queue.put(call)
         return partial(self._abandon, call, self._lock)
 
+    def keep_worker(self) -> None:
+        """Start a worker that never ends, unless there is one: later calls need no new thread.
+
+        Raises:
+            VerbsCallError: no thread could be started.
+        """
+        if not self._keeps_worker or self._process != here.pid:
+            self._keeps_worker = True
+            self.submit(lambda: None)
+
     def _ensure_worker(self) -> None:
         if self._calls <= self._workers or self._workers >= self.max_workers + self._abandoned:
             return
@@ -149,8 +160,10 @@ class Lane:
                 call = calls.get(timeout=IDLE_SECONDS)
             except queue.Empty:
                 with lock:
-                    if lock is self._lock and self._calls >= self._workers:
-                        continue  # a call is being put into the queue
+                    if lock is self._lock and (
+                        self._calls >= self._workers or (self._keeps_worker and self._workers == 1)
+                    ):
+                        continue  # a call is being put into the queue, or this one is kept
                     self._workers -= lock is self._lock
                     return
             self._run(call, lock)

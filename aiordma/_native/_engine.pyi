@@ -15,6 +15,7 @@ from aiordma.verbs import MemorySlice, WorkCompletion
 
 _Entry = TypeVar("_Entry")
 _Function = TypeVar("_Function")
+_Result = TypeVar("_Result")
 
 BATCH: int
 """Completions of one poll, at most."""
@@ -33,6 +34,7 @@ def give(
 ) -> None: ...
 def end_chain(chain: object, kind: object, error: object, trace: object, /) -> bool: ...
 def grh_ends(grh: bytes, /) -> tuple[bytes, bytes]: ...
+def call_then_run(function: Callable[[], _Result], /) -> _Result: ...
 def leak(kept: object, /) -> None: ...
 def begin_trace(limit: int, /) -> None: ...
 def take_trace() -> tuple[list[tuple[object, str, int, int, int, int, int]], int]: ...
@@ -441,6 +443,8 @@ class Port:
 
     ready: bool
     """Whether sends may be posted."""
+    flushed: BaseException
+    """The error of flushed receives that no program sees: the cause of the end."""
     can_send_datagrams: bool
     max_datagram: int
     """The length of the longest datagram."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from aiordma._native import Lease, Pool, Slab
 from aiordma._requests.registrations import RegistrationCache
-from aiordma.verbs import MemoryRegion, MemorySlice, ProtectionDomain
+from aiordma.verbs import MemoryRegion, ProtectionDomain
 from aiordma.verbs.memory import retire_all
 
 __all__ = ("SLAB", "BufferPool", "Lease")
@@ -88,24 +88,18 @@ class BufferPool(Pool):
         else:
             self._set_current(slab)
 
-    def leased_slabs(self) -> list[MemorySlice]:
-        """Return the whole of each slab that has a leased block."""
-        return [slab.region[:] for slab in self._slabs if slab.free < slab.count]
-
     def close(self) -> None:
         """Deregister every slab, and the registration cache; what is held, at its release. No
         posted request may still use a block of another slab."""
-        regions: list[MemoryRegion] = []
-        self.detach(regions)
-        retire_all(regions)
+        retire_all(self.detach())
 
-    def detach(self, into: list[MemoryRegion]) -> None:
-        """Move the region of every slab and of the registration cache into a list, for the caller
-        to retire, also in another thread. No posted request may still use a block of a slab that is
-        not held. The pool leases no block any more."""
+    def detach(self) -> list[MemoryRegion]:
+        """Return the regions of every slab and of the registration cache, for the caller to retire,
+        also in another thread. No posted request may still use a block. The pool leases no block
+        any more."""
         self._forget_current()
         self._others.clear()
-        slabs = list(self._slabs)
+        regions = [slab.region for slab in self._slabs]
         self._slabs.clear()
-        into.extend(slab.region for slab in slabs)
-        self.registrations._detach(into)
+        self.registrations._detach(regions)
+        return regions

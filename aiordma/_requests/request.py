@@ -76,8 +76,7 @@ def _log(text: str, about: object, error: BaseException) -> None:
 
 
 def fail_all(requests: Iterable[WorkRequest], explain: Callable[[WorkRequest], Exception]) -> None:
-    """Fail requests without completions. All of them fail, even if a callback raises: an interrupt
-    (KeyboardInterrupt) is raised again after the last one."""
+    """Fail requests without completions. All of them fail, even if a callback raises."""
     with ExitStack() as last_first:
         for request in reversed(list(requests)):
             last_first.callback(lambda each: each._fail(explain(each)), request)

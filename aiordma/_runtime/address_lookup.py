@@ -24,6 +24,7 @@ __all__ = (
     "checked_port",
     "checked_service",
     "devices",
+    "known_address",
     "numeric_address",
     "resolve",
 )
@@ -322,6 +323,15 @@ async def numeric_address(host: str, family: int = socket.AF_UNSPEC) -> str:
     return (await addresses_of(host, 0, family))[0][0]
 
 
+def known_address(host: str, port: int) -> SocketAddress | None:
+    """Return a numeric address, with the index in place of an interface's name; None: it is a name,
+    or invalid, which the resolver decides."""
+    try:
+        return unpack_address(pack_address(host, port))
+    except ValueError:
+        return None
+
+
 async def addresses_of(
     host: str | None, port: int | str, family: int = socket.AF_UNSPEC, flags: int = 0
 ) -> list[SocketAddress]:
@@ -338,10 +348,7 @@ async def addresses_of(
         AddressError: the host or the port does not resolve.
     """
     if host is not None and isinstance(port, int):
-        try:
-            numeric = unpack_address(pack_address(host, port))
-        except ValueError:
-            numeric = None  # a name, or invalid: the resolver decides
+        numeric = known_address(host, port)
         if numeric is not None and family in (socket.AF_UNSPEC, _family(numeric[0])):
             return [numeric]
     try:

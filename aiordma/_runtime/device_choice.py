@@ -5,7 +5,6 @@ import errno
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from ipaddress import ip_address
 from typing import TypeVar
 
 from aiordma._base.errors import (
@@ -23,8 +22,8 @@ from aiordma._base.provider import (
     rdma_core,
     real_devices_are_here,
     software,
-    wanted_device,
 )
+from aiordma._base.socket_address import is_loopback
 from aiordma.verbs.device import require_device
 
 __all__ = ("required_device", "with_device")
@@ -43,21 +42,21 @@ _said: set[str] = set()
 
 
 async def with_device(
-    device: str,
+    wanted: str | None,
     address: str,
     attempt: Callable[[Provider], Awaitable[Result]],
     requirement: Requirement | None = None,
 ) -> Result:
     """Call `attempt` with the device's provider, and return its result.
 
-    With "auto", the real devices are tried first. The exception is a loopback address: Linux binds
-    it to a real device, but does not route connections to it. If no real device reaches the address
-    (there is none, the connection manager is not available, or it finds no device for the address),
-    `attempt` is called again with the software device. An attempt that fails must undo all of its
-    effects.
+    Without a required one, the real devices are tried first. The exception is a loopback address:
+    Linux binds it to a real device, but does not route connections to it. If no real device reaches
+    the address (there is none, the connection manager is not available, or it finds no device for
+    the address), `attempt` is called again with the software device. An attempt that fails must
+    undo all of its effects.
 
     Args:
-        device: "auto", or the name of the required device.
+        wanted: the name of the required device, as of `wanted_device`; None: any.
         address: the numeric address to reach or to bind to.
         attempt: the operation. If no device reaches the address, it must raise the original error:
             NoDeviceError, the VerbsCallError of the call that found no device (also as a cause), or
@@ -72,13 +71,12 @@ async def with_device(
     """
     if requirement is None:
         requirement = Requirement()
-    wanted = wanted_device(device)
     requirement.check_device(wanted)
     if wanted is not None:
         with required_device(wanted) as provider:
             return await attempt(provider)
-    loopback = ip_address(address.partition("%")[0]).is_loopback
-    if real_devices_are_here() and not loopback:
+    real, loopback = real_devices_are_here(), is_loopback(address)
+    if real and not loopback:
         try:
             return await attempt(rdma_core())
         except (NoDeviceError, RdmaConnectionError, VerbsCallError) as error:
@@ -92,7 +90,7 @@ async def with_device(
             f"no RDMA device of this machine reaches {address}, so the built-in software device "
             f"serves it, and whatever else they do not reach ({why})",
         )
-    elif loopback and real_devices_are_here():
+    elif real:
         requirement.check_unreached(address, "Linux does not route RDMA to a loopback address")
         _log_once(
             logging.INFO,

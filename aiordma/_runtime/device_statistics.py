@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from aiordma._base.process import here, reentrant_lock
-from aiordma._base.statistics import DeviceStatistics, RequestStatistics
+from aiordma._base.statistics import DeviceStatistics, RequestCounters, RequestStatistics, summed
 from aiordma._base.weak_items import WeakItems
 from aiordma._native import Drain
 from aiordma._requests.registrations import RegistrationCache
@@ -16,11 +16,13 @@ from aiordma._requests.registrations import RegistrationCache
 __all__ = ("HubCounters", "statistics")
 
 Read = TypeVar("Read")
-Item = TypeVar("Item")
+
+LEFT_AT_ONCE = 64
+"""So many queues end before their counters are added up."""
 
 
 class _Counted(Protocol):
-    def statistics(self) -> RequestStatistics:
+    def counters(self) -> RequestCounters:
         """Return the counters of its requests."""
 
 
@@ -89,6 +91,8 @@ class HubCounters:
         self._queues: set[_Counted] = set()
         self._caches: set[RegistrationCache] = set()
         self._gone = _Total()
+        self._left: list[RequestCounters] = []
+        """The counters of queues that have ended, and their sums."""
         self.has_ended: bool = False
         """Whether its counters are among those of the device that remain."""
         with _lock:
@@ -103,8 +107,19 @@ class HubCounters:
     def remove(self, counted: _Counted) -> None:
         """Keep the counters of an object that posts no more requests. Idempotent."""
         with _lock:
-            if counted in self._queues:
-                self._move(self._queues, counted, DeviceStatistics(requests=counted.statistics()))
+            counters = counted.counters()
+            if counted in self._queues:  # a finalizer has not removed it
+                self._left.append(counters)
+                self._process.moves += 1
+                self._queues.discard(counted)
+            if len(self._left) >= LEFT_AT_ONCE:
+                self._add_up()
+
+    def _add_up(self) -> None:
+        left = list(self._left)
+        total = summed(left)
+        if self._left == left:  # else a finalizer has added to it
+            self._left[:] = [total]
 
     def add_cache(self, cache: RegistrationCache) -> None:
         """Count the hits of a protection domain's cache."""
@@ -114,19 +129,13 @@ class HubCounters:
     def remove_cache(self, cache: RegistrationCache) -> None:
         """Keep the counters of a domain's cache that is no longer used. Idempotent."""
         with _lock:
-            if cache in self._caches:
-                self._move(self._caches, cache, _of_cache(cache))
-
-    def _move(self, items: set[Item], item: Item, statistics: DeviceStatistics) -> None:
-        """Move the counters of an item to those that remain, unless a finalizer has done it."""
-        while item in items:
-            before, moves = self._gone.value, self._process.moves + 1
-            after = before._plus(statistics)
-            if self._gone.value is before and item in items:
-                # No memory is allocated here, and no finalizer runs: all of it, or nothing.
-                self._gone.value = after
-                self._process.moves = moves
-                items.discard(item)
+            while cache in self._caches:
+                before, moves = self._gone.value, self._process.moves + 1
+                after = before._plus(_of_cache(cache))
+                if self._gone.value is before and cache in self._caches:  # else a finalizer did it
+                    self._gone.value = after
+                    self._process.moves = moves
+                    self._caches.discard(cache)
 
     def end(self) -> None:
         """Keep the counters of a hub that stops. Idempotent."""
@@ -136,7 +145,7 @@ class HubCounters:
                 before, moves = total.value, self._process.moves + 1
                 after = DeviceStatistics._sum([before, self.snapshot()])
                 if total.value is before and not self.has_ended:
-                    # As in `_move`. From now on, `sum_up` takes the total.
+                    # From now on, `sum_up` takes the total.
                     total.value = after
                     self._process.moves = moves
                     self.has_ended = True
@@ -147,10 +156,12 @@ class HubCounters:
         return self._process.read(self._sum_up)
 
     def _sum_up(self) -> DeviceStatistics:
-        queues = [counted.statistics() for counted in list(self._queues)]
+        counters = [counted.counters() for counted in list(self._queues)]
+        queues = len(counters)
+        counters += self._left
         own = DeviceStatistics(
-            requests=RequestStatistics._sum(queues),
-            queues=len(queues),
+            requests=RequestStatistics._sum(counters),
+            queues=queues,
             polls=self._steps.polls,
             wakes=self._steps.wakes,
             completion_events=self._steps.events,

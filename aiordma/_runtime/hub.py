@@ -10,11 +10,13 @@ others together: each drain polls every queue. (Resizing is not an option, becau
 resize.) A queue has one completion vector and one size, so queue pairs share it only if their
 options `comp_vector` and `cqe` are equal. Queues without reservations are destroyed, except for one
 of each vector, of the size that was reserved last. It is kept for the next connection.
+
+The hub stays open until the event loop ends, or until the device has failed and nothing uses it.
 """
 
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import anyio
 
@@ -65,6 +67,7 @@ class CompletionQueueShare:
         self, queue: CompletionQueue, comp_vector: int = 0, cqe: int | None = None
     ) -> None:
         self.queue = queue
+        self.size: int = queue.cqe
         self.comp_vector = comp_vector
         self.cqe = cqe
         self.reserved = 0
@@ -85,8 +88,10 @@ class DeviceHub:
     is created, and remove it before the object is destroyed.
     """
 
-    def __init__(self, context: Context, loop: EventLoop) -> None:
+    def __init__(self, context: Context, loop: EventLoop, *, blocks: bool = True) -> None:
         self.context = context
+        self.blocks = blocks
+        """Whether creating and destroying calls block, and so run in worker threads."""
         context._is_left_to_owner = lambda: not loop.is_running
         try:
             self.attributes: DeviceAttributes = context.query()
@@ -109,8 +114,12 @@ class DeviceHub:
         self.pool: BufferPool = BufferPool(self.domain, is_pinned=context.device_name != SOFTWARE)
         self.polled: float = 0.0
         """When an endpoint has polled this last (`Endpoint.poll`), by the monotonic clock."""
+        self.max_message: dict[int, int] = {}
+        """By port: the length of its longest message. `message_limit` fills it."""
         self.failure: Failure | None = None
         self.on_failure: set[Callable[[Failure], None]] = set()
+        self.on_failed: Callable[[DeviceHub], object] = lambda _: None
+        """Called once, behind the callbacks of `on_failure`."""
         self.on_queue_pair_error: dict[int, Callable[[DeviceEventError], None]] = {}
         self.on_object_event: dict[int, Callable[[AsyncEventType], None]] = {}
         self._events: Subscription | None = None
@@ -142,6 +151,13 @@ class DeviceHub:
         self._arms = not self.loop.poll(self.steps)
         self.drain()  # arms the queue, unless the loop does before it sleeps
 
+    def message_limit(self, port: int) -> int:
+        """Return the length of the longest message on a port. The driver is asked once."""
+        known = self.max_message.get(port)
+        if known is None:
+            known = self.max_message[port] = self.context.query_port(port).max_msg_sz
+        return known
+
     # -- completion queues --------------------------------------------------------------------
 
     async def reserve(
@@ -160,6 +176,19 @@ class DeviceHub:
             VerbsCallError: a new queue could not be created, or the device has failed.
             DeviceEventError: the device has reported its failure.
         """
+        # Not behind those that wait for the lock: they get it one after the other, in a turn of the
+        # loop each.
+        shared = self._reserve_at_once(entries, comp_vector, cqe)
+        if shared is not None:
+            return shared
+        self._check_queue(entries, cqe)
+        async with self._making_queue:
+            shared = self._reserve_at_once(entries, comp_vector, cqe)
+            if shared is None:
+                shared = await self._grow(entries, comp_vector, cqe)
+            return shared
+
+    def _check_queue(self, entries: int, cqe: int | None) -> None:
         most = self.attributes.max_cqe
         if entries > most:
             raise ValueError(
@@ -171,17 +200,6 @@ class DeviceHub:
                 f"cqe={cqe} is not in {entries}..{most}: {entries} requests can be in flight, and "
                 f"a completion queue of {self.context.device_name} holds {most}"
             )
-        # Not behind those that wait for the lock: they get it one after the other, in a turn of the
-        # loop each.
-        shared = self._reserve_at_once(entries, comp_vector, cqe)
-        if shared is not None:
-            return shared
-        async with self._making_queue:
-            shared = self._reserve_at_once(entries, comp_vector, cqe)
-            if shared is None:
-                shared = await self._grow(entries, comp_vector, cqe)
-                self._last_cqe[comp_vector] = cqe
-            return shared
 
     def _reserve_at_once(
         self, entries: int, comp_vector: int, cqe: int | None
@@ -191,7 +209,7 @@ class DeviceHub:
             raise detached(self.failure)
         for shared in self._queues:
             is_its_kind = shared.comp_vector == comp_vector and shared.cqe == cqe
-            if is_its_kind and shared.reserved + entries <= shared.queue.cqe:
+            if is_its_kind and shared.reserved + entries <= shared.size:
                 shared.reserved += entries
                 self._last_cqe[comp_vector] = cqe
                 return shared
@@ -203,52 +221,51 @@ class DeviceHub:
         Raises:
             ValueError: the queue does not have so many free entries.
         """
-        left = shared.queue.cqe - shared.reserved
+        left = shared.size - shared.reserved
         if entries > left:
             raise ValueError(
                 f"resize(): depth: {entries} more requests: their completion queue has "
-                f"{shared.queue.cqe} entries, of which {left} are free; connections share it"
+                f"{shared.size} entries, of which {left} are free; connections share it"
             )
         shared.reserved += entries
 
     async def _grow(self, entries: int, comp_vector: int, cqe: int | None) -> CompletionQueueShare:
         """Create another queue, and reserve entries in it."""
         size = max(self._next_size(), entries) if cqe is None else cqe
-        # If the caller is cancelled, the next reservation uses the queue.
-        queue = await in_thread(
-            self.loop,
-            lambda: self._make_queue(size, comp_vector),
-            ACCEPTS,  # an accept may wait for it
-            on_cancelled=lambda queue: self._add(queue, comp_vector, cqe),
-        )
+        if self.blocks:
+            # If the caller is cancelled, the next reservation uses the queue.
+            queue = await in_thread(
+                self.loop,
+                lambda: self._make_queue(size, comp_vector),
+                ACCEPTS,  # an accept may wait for it
+                on_cancelled=lambda queue: self._add(queue, comp_vector, cqe),
+            )
+        else:
+            queue = self._make_queue(size, comp_vector)
         shared = self._add(queue, comp_vector, cqe)
         shared.reserved = entries  # before `take_unused` can run, in a callback
-        try:
-            self.drain()  # arms it
-        except BaseException:  # an interrupt from a done callback: the caller gets no share
-            self.free(shared, entries)
-            raise
+        self._last_cqe[comp_vector] = cqe
+        self.drain()  # arms it
         return shared
 
     def _next_size(self) -> int:
         """Return the default size of another queue: that of all such queues together. Each drain
         polls every queue, so there must not be one for each few connections."""
-        return max(QUEUE_ENTRIES, sum(known.queue.cqe for known in self._queues if not known.cqe))
+        return max(QUEUE_ENTRIES, sum(known.size for known in self._queues if not known.cqe))
 
     def free(self, shared: CompletionQueueShare, entries: int) -> None:
         """Give reserved entries back. `take_unused` then removes unused queues."""
         shared.reserved -= entries
 
-    def take_unused(self) -> Callable[[], None]:
-        """Remove the completion queues without reservations, except for one of each vector. If any
-        are removed, also shrink the in-flight table.
-
-        If this raises MemoryError, none is removed.
+    def take_unused(self) -> Callable[[], None] | None:
+        """Remove the completion queues without reservations, except for one of each vector, and
+        shrink the in-flight table.
 
         Returns:
-            A function that destroys these queues. Call it in a worker thread, because it can block,
-            and before the hub is closed.
+            A function that destroys these queues, for `Reactor.destroy`; None: there are none.
         """
+        if len(self._queues) == 1:
+            return None
         kept: set[int] = set()
         unused: list[CompletionQueueShare] = []
         for shared in self._queues:
@@ -259,18 +276,17 @@ class DeviceHub:
                 kept.add(vector)
             else:
                 unused.append(shared)
+        if not unused:
+            return None
+        self._queues = [shared for shared in self._queues if shared not in unused]
+        self.steps.set_queues([shared.queue.key for shared in self._queues])
+        self.in_flight.shrink()
 
         def destroy() -> None:
             with ExitStack() as stack:
                 for shared in unused:
                     stack.callback(shared.queue.close)
 
-        if unused:
-            used = [shared for shared in self._queues if shared not in unused]
-            self.steps.set_queues([shared.queue.key for shared in used])
-            self._queues = used
-            with suppress(MemoryError):
-                self.in_flight.shrink()
         return destroy
 
     def _make_queue(self, entries: int, comp_vector: int) -> CompletionQueue:
@@ -288,24 +304,12 @@ class DeviceHub:
     # -- completions --------------------------------------------------------------------------
 
     def drain_all(self) -> None:
-        """Drain as many completions as the queues can hold, before failing requests in flight. An
-        interrupt (KeyboardInterrupt) of a done callback is raised again after the last one, rather
-        than another exception (MemoryError)."""
-        error: BaseException | None = None
-        left = sum(shared.queue.cqe for shared in self._queues)
-        while left > 0:
-            try:
-                self.drain()
-                left = left - BATCH * ROUNDS if self.steps.more else 0
-            except BaseException as raised:  # behind its batch
-                if error is None or not isinstance(raised, Exception):
-                    error = raised
-                left -= BATCH
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # its traceback holds this frame
+        """Drain as many completions as the queues can hold, before failing requests in flight."""
+        self.drain()
+        left = sum([shared.size for shared in self._queues]) if self.steps.more else 0
+        while self.steps.more and left > 0:
+            self.drain()
+            left -= BATCH * ROUNDS
 
     @property
     def draining(self) -> bool:
@@ -324,7 +328,9 @@ class DeviceHub:
         total = 0
         try:
             for _ in range(ROUNDS):
-                count = check_negative_errno(self.steps.step(self._arms, direct), "ibv_poll_cq")
+                count = self.steps.step(self._arms, direct)
+                if count < 0:
+                    check_negative_errno(count, "ibv_poll_cq")
                 total += count
                 if not self.steps.more:
                     break
@@ -333,7 +339,7 @@ class DeviceHub:
         except VerbsCallError as error:
             self._fail(error)
         except BaseException:
-            # An interrupt from a callback, raised after its batch: drain the rest later.
+            # Of a done callback (KeyboardInterrupt), raised after its batch: drain the rest later.
             self.loop.call_later(0, self._readable)
             raise
         return total
@@ -369,6 +375,7 @@ class DeviceHub:
         self.loop.unwatch(self.context.async_fd)
         for report in list(self.on_failure):
             report(error)
+        self.on_failed(self)
 
     # -- asynchronous events ------------------------------------------------------------------
 

@@ -1,24 +1,15 @@
-"""Creates and destroys identifiers. Each identifier counts as one user of its reactor."""
+"""Creates and destroys identifiers of the connection manager."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 
 from aiordma._base.enums import PortSpace
 from aiordma._base.provider import Provider
-from aiordma._loop.ending import end
 from aiordma._loop.threads import Once, outwait
-from aiordma._runtime.reactor import Reactor, acquire_reactor
+from aiordma._runtime.reactor import Reactor, reactor_of
 from aiordma.verbs.identifier import Identifier
 
-__all__ = (
-    "ROUTE_TIMEOUT_MS",
-    "give_back",
-    "give_back_later",
-    "milliseconds",
-    "new_identifier",
-    "release_surely",
-)
+__all__ = ("ROUTE_TIMEOUT_MS", "drop", "milliseconds", "new_identifier")
 
 ROUTE_TIMEOUT_MS = 2000
 """Timeout of one query to InfiniBand's subnet manager, which is repeated. Ethernet has no query."""
@@ -34,72 +25,26 @@ def milliseconds(timeout: float | None) -> int:
 
 @asynccontextmanager
 async def new_identifier(
-    where: Provider | Reactor, port_space: PortSpace = PortSpace.TCP
+    provider: Provider, port_space: PortSpace = PortSpace.TCP
 ) -> AsyncIterator[tuple[Reactor, Identifier]]:
-    """Create an identifier, and count it as a user of its reactor. If the block fails, destroy the
-    identifier and release the reactor. Otherwise both belong to the caller.
-
-    Args:
-        where: the reactor, or the provider of the running loop's reactor.
-        port_space: the identifier's.
+    """Create an identifier on the running loop's reactor. If the block fails, destroy it. Otherwise
+    it belongs to the caller.
 
     Raises:
-        as `acquire_reactor`.
+        as `reactor_of`.
         VerbsCallError: librdmacm refused.
     """
-    # Here, because without memory for the block itself, the caller's use would be lost.
-    if isinstance(where, Reactor):
-        where.retain()
-        reactor = where
-    else:
-        reactor = await acquire_reactor(where)
-    try:
-        gone = Once(reactor.loop)
-        notify = gone.set  # before: nothing may fail once the identifier is to be given back
-        identifier = Identifier(reactor.channel, port_space)
-    except BaseException:
-        release_surely(reactor)
-        raise
+    reactor = await reactor_of(provider)
+    identifier = Identifier(reactor.channel, port_space)
     try:
         yield reactor, identifier
     except BaseException:
-        give_back_later(reactor, identifier, notify)
-        await outwait(gone)
+        await drop(reactor, identifier)
         raise
 
 
-async def give_back(reactor: Reactor, identifier: Identifier) -> None:
-    """Destroy an identifier and release its reactor, and wait for it, also if the task is
-    cancelled."""
-    try:
-        gone = Once(reactor.loop)
-        notify = gone.set
-    except MemoryError:
-        give_back_later(reactor, identifier)
-        raise
-    give_back_later(reactor, identifier, notify)
+async def drop(reactor: Reactor, identifier: Identifier) -> None:
+    """Destroy an identifier, and wait for it, also if the task is cancelled."""
+    gone = Once(reactor.loop)
+    reactor.drop(identifier, gone.set)
     await outwait(gone)
-
-
-def release_surely(reactor: Reactor) -> None:
-    """Release a reactor. If there is no memory for this, it is done later."""
-    try:
-        reactor.release()
-    except MemoryError:
-        end(reactor.loop, reactor.release)
-
-
-def give_back_later(
-    reactor: Reactor, identifier: Identifier, then: Callable[[], object] = lambda: None
-) -> None:
-    """Destroy an identifier and release its reactor in the background. Then call `then` on the
-    loop's thread, as a step of an Ending. If there is no memory for this, it is done later."""
-    try:
-        _give_back(reactor, identifier, then)
-    except MemoryError:
-        end(reactor.loop, partial(_give_back, reactor, identifier, then))
-
-
-def _give_back(reactor: Reactor, identifier: Identifier, then: Callable[[], object]) -> None:
-    reactor.unsubscribe(identifier)
-    reactor.destroy(identifier.close, closed=then)

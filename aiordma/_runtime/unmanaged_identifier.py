@@ -15,7 +15,6 @@ __all__ = ("Unmanaged", "opened_device")
 class Unmanaged:
     """Creates a queue pair that its owner moves through the states. It has no events."""
 
-    local_address: SocketAddress | None = None
     peer_address: SocketAddress | None = None
     closed = True  # the device has no object of it
 
@@ -26,6 +25,9 @@ class Unmanaged:
 
     def __repr__(self) -> str:
         return f"<Unmanaged, of port {self.port}>"
+
+    def _local(self) -> bytes:
+        return bytes(28)  # of no address family
 
     def disconnect(self) -> None:
         """Do nothing: the peer is not notified."""

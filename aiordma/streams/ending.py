@@ -1,18 +1,16 @@
 """The end of a stream in the background: a callback closes its connection."""
 
-import weakref
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from aiordma._connection.connection import Connection
+from aiordma._loop.event_loop import Timer
 
-__all__ = ("ABORT_SECONDS", "Drains", "call_weakly", "close_once_drained")
+__all__ = ("ABORT_SECONDS", "ClosesOnceDrained", "Drains", "close_once_drained")
 
 ABORT_SECONDS = 5.0
 """The longest time for which a connection outlives an abort or the end of its event loop, however
 long a close may wait."""
-
-Result = TypeVar("Result")
 
 
 class Drains(Protocol):
@@ -27,28 +25,31 @@ class Drains(Protocol):
         written, or at the end. Return False, and do nothing, if that is so now."""
 
 
-def call_weakly(method: Callable[[], Result], gone: Result) -> Callable[[], Result]:
-    """Return a function that calls a method, or returns `gone` once its object is gone."""
-    reference = weakref.WeakMethod(method)
+class ClosesOnceDrained:
+    """Closes a connection in the background, within a limit. See Above."""
 
-    def call() -> Result:
-        found = reference()
-        return gone if found is None else found()
+    _is_ending: bool = True
 
-    return call
+    def __init__(self, connection: Connection, channel: Drains) -> None:
+        endpoint = connection._endpoint
+        self._held: list[Connection] = [connection]  # else it would be collected, and closed, now
+        most = min(channel.close_timeout, ABORT_SECONDS)
+        self._timer: Timer = endpoint.loop.call_later(most, self.close)
+        endpoint.teardown.above = self
+
+    def close(self) -> None:
+        """Close the connection now. Idempotent."""
+        self._timer.cancel()
+        while self._held:
+            self._held.pop()._endpoint.close()
+
+    def _end_soon(self) -> None:
+        pass
 
 
 def close_once_drained(connection: Connection, channel: Drains) -> None:
     """Close a connection as soon as the peer's device has everything that was written, or after
     `close_timeout` seconds, at most ABORT_SECONDS."""
-    held = [connection]  # without this, it would be collected, and closed, now
-
-    def close() -> None:
-        timer.cancel()
-        while held:
-            held.pop()._endpoint.close()
-
-    most = min(channel.close_timeout, ABORT_SECONDS)
-    timer = connection._endpoint.loop.call_later(most, close)
-    if not channel.notify_drained(close):
-        close()
+    closing = ClosesOnceDrained(connection, channel)
+    if not channel.notify_drained(closing.close):
+        closing.close()

@@ -34,7 +34,7 @@ from aiordma._connection.connector import PeerAddresses
 from aiordma._connection.listener import Listener, listen_with
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.several_addresses import SharedSeconds
-from aiordma.streams.ending import ABORT_SECONDS
+from aiordma.streams.ending import ClosesOnceDrained
 from aiordma.streams.path import CONTROL_SLOTS
 from aiordma.streams.protocol import CREDIT_LIMIT
 from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
@@ -242,42 +242,42 @@ async def _closed_on_failure(connection: Connection) -> AsyncIterator[None]:
         raise
 
 
-def _withdraw(connection: Connection, rsocket: Rsocket) -> None:
-    """End the connection of a connect that was cancelled or timed out: once the peer has accepted
-    it, with an end of the data, as over TCP. It has no data, so none can be missing. If the peer
-    does not accept within `close_timeout`, at most ABORT_SECONDS, it finds the connection
-    closed."""
-    endpoint = connection._endpoint
-    endpoint.expect_close()
-    endpoint.closes_soon = True
-    held = [connection]  # without this, it would be collected, and closed, now
+class _Connecting:
+    """A stream whose connection is not established yet. See Above.
 
-    def close() -> None:
-        timer.cancel()
-        while held:
-            held.pop()._endpoint.close()
+    If its connect is cancelled or times out, the connection ends once the peer has accepted it,
+    with an end of the data, as over TCP. It has no data, so none can be missing. If the peer does
+    not accept within `close_timeout`, at most ABORT_SECONDS, it finds the connection closed."""
 
-    def end() -> None:
-        event = endpoint.last_event
-        if not held or endpoint.state is not ConnectionState.ESTABLISHED or event is None:
-            close()
+    _is_ending = False
+
+    def __init__(self, connection: Connection, rsocket: Rsocket) -> None:
+        self._connection, self._rsocket = connection, rsocket
+        self._endpoint = connection._endpoint
+        self._endpoint.teardown.above = self
+
+    def _end_soon(self) -> None:
+        closing = ClosesOnceDrained(self._connection, self._rsocket)
+        self._endpoint.teardown.is_reported = True
+        self._end_data(closing)
+
+    def _end_data(self, closing: ClosesOnceDrained) -> None:
+        event, rsocket = self._endpoint.handshake.event, self._rsocket
+        if self._endpoint.state is ConnectionState.CONNECTING:
+            self._endpoint.handshake.call_at_change(lambda: self._end_data(closing))
+            return
+        if self._endpoint.state is not ConnectionState.ESTABLISHED or event is None:
+            closing.close()
             return
         try:
             rsocket.start(event.private_data)
         except StreamProtocolError:
-            close()
+            closing.close()
             return
         rsocket.begin(is_first=True)
         rsocket.path.close_write(True)
-        if not rsocket.notify_drained(close):
-            close()
-
-    most = min(rsocket.close_timeout, ABORT_SECONDS)
-    timer = endpoint.loop.call_later(most, close)
-    if endpoint.state is ConnectionState.ESTABLISHED:
-        end()
-    else:
-        endpoint.call_once_answered(end)
+        if not rsocket.notify_drained(closing.close):
+            closing.close()
 
 
 @contextmanager
@@ -321,12 +321,9 @@ async def connect_rsocket(
             rsocket = Rsocket(connection, settings.ring_bytes, close_timeout=settings.close_timeout)
         # If it fails, it closes the connection itself: in the background while the driver waits for
         # the peer, which takes iWARP's up to two minutes.
-        endpoint = connection._endpoint
-        endpoint.on_withdrawal = partial(_withdraw, connection, rsocket)
-        try:
-            await connection.establish(private_data=rsocket.hello())
-        finally:
-            endpoint.on_withdrawal = None
+        connecting = _Connecting(connection, rsocket)
+        await connection.establish(private_data=rsocket.hello())
+        del connecting
         async with _closed_on_failure(connection):
             with _naming(f"connect to {addresses.target(address)}"):
                 rsocket.start(connection.private_data)
@@ -340,7 +337,7 @@ async def connect_rsocket(
         while True:
             connection = await addresses.prepare(address, preparing, answer)
             try:
-                with answering.spending(), answer.spending():
+                with answering, answer:
                     return connection, await establish(connection, address)
             except Exception as error:
                 if waits.has_another(error, answer.share(1)):
@@ -348,7 +345,7 @@ async def connect_rsocket(
                 elif not ports.has_another(error):
                     waits.explain(error)
                     raise
-            with answering.spending(), answer.spending():
+            with answering, answer:
                 await waits.pause()
 
     return await addresses.connected(connect_to)
@@ -549,7 +546,8 @@ class StreamListener(AnyListener[Stream]):
             await connection.aclose()  # before `establish`, this rejects the peer
             raise
         self._rsockets[connection] = rsocket
-        connection._endpoint.life.on_close.append(partial(self._rsockets.pop, connection, None))
+        teardown = connection._endpoint.teardown
+        teardown.on_closed.append(partial(self._rsockets.pop, connection, None))
         return connection
 
     async def aclose(self) -> None:

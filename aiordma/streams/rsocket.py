@@ -60,9 +60,9 @@ class Rsocket:
         self._error: Exception | None = None
         self.path: StreamPath = make_path(connection, self._memory, self._is_iwarp)
         self.path.owner = self
-        life = self._endpoint.life
-        life.on_end.append(self.path.end)
-        life.on_close.append(self._let_go)
+        teardown = self._endpoint.teardown
+        teardown.on_ended.append(self.path.end)
+        teardown.on_closed.append(self._let_go)
         self.path.post_receives()
         if self._error is not None:
             raise detached(self._error)
@@ -115,7 +115,7 @@ class Rsocket:
             return None
         if self._error is not None:
             return detached(self._error)
-        if self._endpoint.life.has_ended:
+        if self._endpoint.teardown.has_ended:
             return self._end_error()
         return None
 
@@ -186,7 +186,7 @@ class Rsocket:
     def notify_drained(self, callback: Callable[[], object], /) -> bool:
         """Call the callback, once or several times, when the peer's device has everything that was
         written, or at the end. Return False, and do nothing, if that is so now."""
-        if self.path.is_drained or self._endpoint.life.has_ended or self._error is not None:
+        if self.path.is_drained or self._endpoint.teardown.has_ended or self._error is not None:
             return False
         self.path.on_drained = callback
         return True

@@ -240,7 +240,7 @@ class StreamServer(asyncio.AbstractServer):
         # loop next. `wait_closed` waits for what the device does.
         for listener in self._listeners:
             _closing[listener._listener] = listener.port
-            listener._listener._close()
+            listener._listener._teardown.close()
         for task in self._accepting:
             cast(Any, task)._log_destroy_pending = False  # it ends with the loop, if not before
         if self._serving is not None and not self._serving.done():
@@ -408,7 +408,7 @@ async def create_connection(
 
     async def connect_to(address: str, left: int) -> tuple[Connection, Rsocket]:
         async def connect_from(source: SocketAddress | None) -> tuple[Connection, Rsocket]:
-            with shared.spending():
+            with shared:
                 return await connect_rsocket(
                     settings, address, number, source, shared.share(2 * left), device, require
                 )
@@ -463,7 +463,7 @@ async def connect_for_socket(
     connection, rsocket = await connect_rsocket(
         settings, host, port, source, check=_refuse_software
     )
-    connection._endpoint.is_ending_above = lambda: True  # until its transport replaces this
+    connection._endpoint.teardown.is_reported = True  # until its transport takes over
     return connection, rsocket
 
 

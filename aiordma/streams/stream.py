@@ -15,7 +15,7 @@ from aiordma._base.errors import BusyError, ClosedError, DisconnectedError
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._loop.threads import Once
-from aiordma.streams.ending import call_weakly, close_once_drained
+from aiordma.streams.ending import close_once_drained
 from aiordma.streams.path import awaits_path
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs.buffers import flat_view
@@ -50,7 +50,7 @@ class Stream(ByteStream):
         self._is_cut_off = False  # a cancelled send had posted a part of its data
         self._closing: Once | None = None  # the close that waits has ended
         self._path.is_cancelled = _is_cancelled
-        self._endpoint.on_loop_end = call_weakly(self._end_with_loop, None)
+        self._endpoint.teardown.above = self
 
     def __repr__(self) -> str:
         return f"<Stream over {self._connection!r}>"
@@ -326,18 +326,22 @@ class Stream(ByteStream):
         finally:
             await self._connection.aclose()
 
-    def _end_with_loop(self) -> None:
+    @property
+    def _is_ending(self) -> bool:
+        return self._closing is not None
+
+    def _end_soon(self) -> None:
         """End both directions in the background, because the event loop ends. If a send was cut
-        off, or the last one posted nothing, the data has no end, which the close of the connection
-        does by itself. (The end of the loop has cancelled the task that sends before.)"""
-        path, endpoint = self._path, self._endpoint
-        life = endpoint.life
-        is_over = self._closing or life.has_ended or life.is_closing or endpoint.is_inherited
+        off, or the last one posted nothing, the data has no end, and the connection is closed at
+        once. (The end of the loop has cancelled the task that sends before.)"""
+        path, teardown = self._path, self._endpoint.teardown
+        is_over = self._closing or teardown.has_ended or teardown.is_closing
         if is_over or path.sending or path.lacks_send or self._is_cut_off:
+            teardown.close()
             return
-        self._closing = Once(endpoint.loop)
-        life.on_end.append(self._closing.set)
-        path.closed = endpoint.closes_soon = True
+        self._closing = Once(self._endpoint.loop)
+        teardown.on_ended.append(self._closing.set)
+        path.closed = True
         path.wake()
         path.close_write(True)
         close_once_drained(self._connection, self._rsocket)

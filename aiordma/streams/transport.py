@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Protocol, cast
+from weakref import WeakMethod
 
 from aiordma._base.arguments import Buffer
 from aiordma._base.errors import ClosedError, RdmaError
 from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._connection.connection import Connection
-from aiordma.streams.ending import Drains, call_weakly, close_once_drained
+from aiordma.streams.ending import Drains, close_once_drained
 from aiordma.streams.sockets import Readiness, StreamSocket, socket_name
 from aiordma.verbs.buffers import flat_view
 
@@ -120,7 +121,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
     ) -> None:
         local, peer = connection.local_address, connection.peer_address
         self._below = local and StreamSocket(
-            local, peer, call_weakly(self._descriptor, -1), channel.buffer_sizes
+            local, peer, _weakly(self._descriptor), channel.buffer_sizes
         )
         known = {
             "peername": peer and socket_name(peer),
@@ -149,8 +150,9 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._scheduled = False
         self._failed_call = ""  # the method of the protocol that has raised an error
         self._context = copy_context()
-        connection._endpoint.is_ending_above = call_weakly(self._is_tls_ending, False)
-        connection._endpoint.on_loop_end = call_weakly(self._end_with_loop, None)
+        self._ends_soon = False  # the connection is closed within `close_timeout`
+        teardown = connection._endpoint.teardown
+        teardown.above, teardown.is_reported = self, False
         self.set_protocol(protocol)
         self._most_bytes, self._most_reads = READ_BYTES, READS_AT_ONCE
         # Separate callbacks, as in asyncio: the loop reports an error of connection_made, and the
@@ -544,17 +546,22 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         # A loop that was never closed has ended, too, when its tasks are collected.
         return self._connection._endpoint.loop.has_ended
 
-    def _end_with_loop(self) -> None:
-        """End as an `abort` does, because the event loop ends. A backlog is dropped, and the data
-        has no end then, which the close of the connection does by itself."""
+    def _end_soon(self) -> None:
+        """End as an `abort` does, because the event loop ends. With a backlog, which is dropped,
+        the data has no end, and the connection is closed at once."""
         endpoint = self._connection._endpoint
-        if not (self._lost or self._backlog or endpoint.life.is_closing or endpoint.is_inherited):
+        if not (self._lost or self._backlog or endpoint.teardown.is_closing):
             closed = ClosedError(f"this side closed {endpoint.name}")
             self._force_close(self._channel.read_error() or closed)
+        if not self._ends_soon:
+            endpoint.close()
 
-    def _is_tls_ending(self) -> bool:
-        """Whether the program has closed the TLS above, which closes this transport once the peer
-        has answered."""
+    @property
+    def _is_ending(self) -> bool:
+        """Whether the connection is closed soon, also because the program has closed the TLS above,
+        which closes this transport once the peer has answered."""
+        if self._ends_soon:
+            return True
         protocol: Any = self._protocol
         if not isinstance(protocol, SSLProtocol):
             return False
@@ -563,7 +570,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
 
     def _note_closing(self) -> None:
         self._closing = True
-        self._connection._endpoint.expect_close()
+        self._connection._endpoint.teardown.is_reported = True
 
     def _fatal(self, error: BaseException) -> None:
         """End the connection with an error, as asyncio's transports do: its protocol's
@@ -599,7 +606,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
     def _end_data(self) -> None:
         """End both directions. From here on, the connection is closed within `close_timeout`."""
         self._path.close_write(True)
-        self._connection._endpoint.closes_soon = True
+        self._ends_soon = True
 
     def _finish(self) -> None:
         """Call connection_lost as soon as the peer's device has everything. By callbacks only: a
@@ -672,10 +679,21 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             return
         endpoint = self._connection._endpoint
         # If it is not left open, the loop's end has named the connection, or the program closed it.
-        if not endpoint.is_inherited and endpoint.left_open():
-            endpoint.expect_close()  # one warning for both
-            place = endpoint.life.origin
+        if not endpoint.is_inherited and endpoint.teardown.left_open():
+            endpoint.teardown.is_reported = True  # one warning for both
+            place = endpoint.teardown.origin
             warn_unclosed(f"unclosed transport {with_origin(self, place)}", self, place)
+
+
+def _weakly(method: Callable[[], int]) -> Callable[[], int]:
+    """Return a function that calls a method; -1: its object is gone."""
+    reference = WeakMethod(method)
+
+    def call() -> int:
+        found = reference()
+        return -1 if found is None else found()
+
+    return call
 
 
 def _entry(data: bytes | memoryview) -> bytearray | memoryview:

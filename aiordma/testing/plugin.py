@@ -324,19 +324,16 @@ def _checked(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[No
         before, known = _counts(), set(_open_objects())
         with unclosed_since() as dropped:
             await test(*arguments, **keywords)
-            left = await _left(before, limit)
-        if not left and not dropped:
-            return
-        said = [f"{count} {COUNTED[name]}" for name, count in sorted(left.items())]
+            left = await _left(before, known, limit)
         if left:
             limit = AGAIN_SECONDS
-            said += [text for key, text in _open_objects().items() if text and key not in known]
-        pytest.fail(
-            f"the test has left open: {', '.join(said + dropped)}. Close them (`async with`); or, "
-            "if a fixture closes them after the test, mark the test with "
-            "@pytest.mark.rdma_leaks('why')",
-            pytrace=False,
-        )
+        if left or dropped:
+            pytest.fail(
+                f"the test has left open: {', '.join(left + dropped)}. Close them (`async with`); "
+                "or, if a fixture closes them after the test, mark the test with "
+                "@pytest.mark.rdma_leaks('why')",
+                pytrace=False,
+            )
 
     return checked
 
@@ -353,7 +350,7 @@ def _has_loop() -> bool:
 
 def _open_objects() -> dict[int, str]:
     """Return the names of what is open on the running loop; "" for what is being closed."""
-    closables = (each for reactor in current_reactors() for each in reactor.closables())
+    closables = (each for reactor in current_reactors() for each in reactor.closables)
     return {id(each): each.left_open() for each in closables}
 
 
@@ -362,12 +359,18 @@ def _counts() -> dict[str, int]:
     return {name: found[name] for name in COUNTED}
 
 
-async def _left(before: dict[str, int], limit: float) -> dict[str, int]:
-    """Return what is there beyond the counts before, once the background has had its time."""
+async def _left(before: dict[str, int], known: set[int], limit: float) -> list[str]:
+    """Name what is there beyond the counts before, and what is open and was not known, once the
+    background has had its time."""
     deadline = time.monotonic() + limit
     while True:
         now = _counts()
-        left = {name: now[name] - before[name] for name in now if now[name] > before[name]}
+        left = [
+            f"{now[name] - before[name]} {COUNTED[name]}"
+            for name in sorted(now)
+            if now[name] > before[name]
+        ]
+        left += [text for key, text in _open_objects().items() if text and key not in known]
         if not left or time.monotonic() > deadline:
             return left
         gc.collect()

@@ -112,19 +112,25 @@ class EventChannel(Resource):
 
         See: man rdma_get_cm_event, rdma_ack_cm_event.
         """
-        # Of this iteration alone: the call releases the GIL, and another thread may take an event.
-        raw = ffi.new("struct aiordma_cm_event *")
-        while True:
-            self._require_open()  # also: the program may have forked since the last event
-            taken = lib.aiordma_next_cm_event(self.provider.table, self.pointer, raw)
-            if taken < 1:
-                check_negative_errno(taken, "rdma_get_cm_event")
+        self._require_open()
+        while (event := self._take()) is not None:
+            yield event
+            if self._closed:
                 return
+            self._require_open()  # the program may have forked since
+
+    def _take(self) -> Event | None:
+        """Take the next event; None: none is pending. The channel is open. See `events`."""
+        raw = ffi.new("struct aiordma_cm_event *")  # of this call alone: it releases the GIL
+        while True:
+            taken = lib.aiordma_next_cm_event(self.provider.table, self.pointer, raw)
+            if taken < 0:
+                check_negative_errno(taken, "rdma_get_cm_event")
+            if not taken:
+                return None
             kind = _TYPES.get(raw.event)
             if kind is not None:  # else it is an event of a newer librdmacm
-                yield self._read(kind, raw)
-                if self._closed:
-                    return
+                return self._read(kind, raw)
 
     def _read(self, kind: CmEventType, raw: Any) -> Event:
         """Return the event of a struct."""

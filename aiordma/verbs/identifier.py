@@ -37,6 +37,7 @@ from aiordma._base.enums import (
 )
 from aiordma._base.errors import NotSupportedError, VerbsCallError, check_minus_one
 from aiordma._base.hints import cannot_bind
+from aiordma._base.process import here
 from aiordma._base.provider import Provider
 from aiordma._base.socket_address import SocketAddress, pack_address, unpack_address
 from aiordma._native import ffi, lib
@@ -150,8 +151,10 @@ class Identifier(Resource):
 
     def _call(self, name: str, *arguments: Any) -> None:
         """Call the function rdma_`name` of librdmacm on this identifier."""
-        self._require_open()
-        check_minus_one(getattr(self.provider, name)(self.pointer, *arguments), f"rdma_{name}")
+        if self._closed or self._process != here.pid:
+            self._require_open()
+        if getattr(self.provider, name)(self.pointer, *arguments):
+            check_minus_one(-1, f"rdma_{name}")
 
     def _require_device(
         self, call: str, first: str = "call resolve_address, and take ADDR_RESOLVED, first"
@@ -163,7 +166,8 @@ class Identifier(Resource):
             VerbsCallError: no device is bound; the message has what to do `first`.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
         """
-        self._require_open()
+        if self._closed or self._process != here.pid:
+            self._require_open()
         if not self.pointer.verbs:
             hint = f"No device is bound to this identifier: {first}"
             raise VerbsCallError(errno.EINVAL, call, hint)
@@ -242,7 +246,9 @@ class Identifier(Resource):
         self.set_option(lib.RDMA_OPTION_ID_AFONLY, _c_int(bool(only)))
 
     def _set_byte(self, what: str, option: int, value: int, most: int) -> None:
-        self.set_option(option, bytes([whole_number(value, what, 0, most)]))
+        if type(value) is not int or not 0 <= value <= most:
+            value = whole_number(value, what, 0, most)
+        self._call("set_option", lib.RDMA_OPTION_ID, option, ffi.new("uint8_t *", value), 1)
 
     def migrate(self, channel: EventChannel) -> None:
         """Move the identifier to another channel, together with its pending events. `key` does not
@@ -751,13 +757,21 @@ class Identifier(Resource):
     def local_address(self) -> SocketAddress | None:
         """The local (host, port), once bound or resolved."""
         self._require_open()
-        return unpack_address(bytes(ffi.buffer(lib.aiordma_local_address(self.pointer), 28)))
+        return unpack_address(self._local())
+
+    def _local(self) -> bytes:
+        """The local address as C has it, for `unpack_address`. The identifier is open."""
+        return bytes(ffi.buffer(lib.aiordma_local_address(self.pointer), 28))
 
     @property
     def peer_address(self) -> SocketAddress | None:
         """The peer's (host, port), once known."""
         self._require_open()
-        return unpack_address(bytes(ffi.buffer(lib.aiordma_peer_address(self.pointer), 28)))
+        return unpack_address(self._peer())
+
+    def _peer(self) -> bytes:
+        """The peer's address as C has it, for `unpack_address`. The identifier is open."""
+        return bytes(ffi.buffer(lib.aiordma_peer_address(self.pointer), 28))
 
     def _destroy(self) -> None:
         check_minus_one(self.provider.destroy_id(self.pointer), "rdma_destroy_id")

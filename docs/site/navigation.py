@@ -38,6 +38,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "verbs-examples",
         "connection-manager",
         "guarantees",
+        "fault-model",
         "glossary",
         "changelog",
     ),

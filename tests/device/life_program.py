@@ -77,8 +77,8 @@ async def open_streams(stack: AsyncExitStack) -> None:
         try:
             while data := await reader.read(100):
                 writer.write(data)
-        except ConnectionError:  # the other end is interrupted first
-            pass
+        except (ConnectionError, aiordma.ClosedError):
+            pass  # the other end is interrupted first; or the loop ends as this task begins
         except asyncio.CancelledError:  # else 3.12.1 reports it, and 3.13 closes
             return
         writer.close()

@@ -9,6 +9,7 @@ import pytest
 
 import aiordma
 from aiordma._loop.polling import new_event_loop
+from aiordma._runtime import reactor
 from tests.connections import connect_to
 from tests.devices import ADDRESS, DEVICE, kernel_objects
 
@@ -41,7 +42,12 @@ async def open_others() -> list[Any]:
 
 
 def objects() -> dict[str, int]:
-    """Count the device's objects, but for streams, which the software device closes after them."""
+    """Count the device's objects, but for streams, which the software device closes after them, and
+    for what the reactor of a closed loop has open until that loop is collected."""
+    for of_loop in list(reactor._loops.values()):
+        for each in list(of_loop.reactors.values()):
+            if each.loop.has_ended:
+                each._close_if_unused()
     return {kind: count for kind, count in kernel_objects(DEVICE).items() if kind != "sockets"}
 
 

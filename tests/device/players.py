@@ -71,8 +71,8 @@ def silent_taker() -> Iterator[tuple[str, int]]:
 
 
 def reactor_in_use() -> bool:
-    """Whether anything of this loop still keeps the reactor open."""
-    return bool(reactor.current_reactors())
+    """Whether anything of this loop is open: its end would close it."""
+    return any(each.closables for each in reactor.current_reactors())
 
 
 async def until(condition: Callable[[], bool]) -> None:

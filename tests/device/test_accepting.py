@@ -21,7 +21,6 @@ from aiordma._connection.handshakes import Handshakes
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.event_loop import current_event_loop
 from aiordma._loop.threads import CREATES, start_call
-from aiordma._runtime import reactor
 from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
 from tests.device.players import Outcome, both_ways, one_loop, reactor_in_use, until
 from tests.device.silent_peer import SilentPeer, silent_peer
@@ -126,7 +125,7 @@ async def test_accept_cancelled_as_its_listener_closes_leaves_no_connection(
             hand_over(handshakes)
             if had_caller and not handshakes._callers:
                 accepting.cancel()
-                listener._close()
+                listener._teardown.close()
 
         monkeypatch.setattr(Handshakes, "_hand_over", hand_over_and_close)
         with anyio.fail_after(30), suppress(aiordma.RdmaConnectionError):
@@ -380,7 +379,8 @@ async def test_no_peer_gives_way_while_its_event_waits(
         await until(lambda: listener.statistics().connection_requests == 1)
         async with silent_peer(listener.port, hello) as second:
             await until(lambda: listener.statistics().connection_requests == 2)
-            listener._reactor.destroy(may_end.wait)
+            monkeypatch.setattr(listener._reactor, "blocks", True)
+            listener._reactor.destroy(may_end.wait, lambda _: None)
             try:
                 await first.finish()
                 monkeypatch.setattr(handshakes, "SLOW_LOOKS", 1)
@@ -506,34 +506,6 @@ async def test_accept_does_not_wait_for_locks_of_connects(options: dict[str, Any
             (hub,) = listener._reactor._hubs.values()
             async with opening, hub._making_queue:
                 await accept_silent(listener, other)
-
-
-@pytest.mark.promise("A listener's peers do not hold each other up")
-@one_loop
-@pytest.mark.natively
-async def test_few_connects_make_their_queue_pairs_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reactor, "CONNECTS_AT_ONCE", 2)
-    making, most = 0, 0
-    make = Endpoint.open
-
-    async def count(endpoint: Endpoint, *args: Any, **options: Any) -> None:
-        nonlocal making, most
-        if endpoint.state is not ConnectionState.CONNECTING:
-            return await make(endpoint, *args, **options)
-        making += 1
-        most = max(most, making)
-        try:
-            await anyio.wait_all_tasks_blocked()
-            await make(endpoint, *args, **options)
-        finally:
-            making -= 1
-
-    monkeypatch.setattr(Endpoint, "open", count)
-    async with taking("accept", monkeypatch, most=128) as (listener, connect):
-        await connect_all(listener, connect, 6)
-    assert most == 2
 
 
 async def test_several_accepts_at_once_get_a_peer_each() -> None:

@@ -11,7 +11,7 @@ import pytest
 import aiordma
 from aiordma import Access, Connection, RemoteMemory
 from tests.device.players import OWN_RECEIVES, REMOTE, connected, one_loop
-from tests.internals import endpoint_of, open_regions, pool_of, reactor_of
+from tests.internals import endpoint_of, open_on, open_regions, pool_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 
@@ -370,7 +370,7 @@ async def test_a_depth_beyond_the_device_is_refused_with_its_limit(device: Any, 
         options: Any = {name: 200}
         with pytest.raises(ValueError, match=f"{name}=200: {device.name} has 0.."):
             await aiordma.connect(device.address, listener.port, **options)
-        assert reactor_of(listener).users == 1
+        assert open_on(listener) == 1
 
 
 # -- the send queue is full -------------------------------------------------------------------

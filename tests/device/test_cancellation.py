@@ -22,9 +22,9 @@ from tests.internals import (
     has_ended,
     hub_of,
     hubs_of,
+    open_on,
     pool_of,
     queues_of,
-    reactor_of,
     requests_of,
 )
 
@@ -257,7 +257,7 @@ async def test_a_connect_cancelled_at_any_step_leaves_nothing(
                 await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
         # What the peer has withdrawn is given back in the background.
-        await until(lambda: reactor_of(listener).users == 1 + len(requests_of(listener)))
+        await until(lambda: open_on(listener) == 1 + len(requests_of(listener)))
         for hub in hubs_of(listener):
             assert [queue.reserved for queue in queues_of(hub)] == [0] * len(queues_of(hub))
             assert len(hub.in_flight) == 0
@@ -277,7 +277,7 @@ async def test_a_connect_cancelled_after_any_number_of_turns_leaves_nothing() ->
                     await anyio.lowlevel.checkpoint()
                 group.cancel_scope.cancel()
             # What the peer has withdrawn is given back in the background.
-            await until(lambda: reactor_of(listener).users == 1 + len(requests_of(listener)))
+            await until(lambda: open_on(listener) == 1 + len(requests_of(listener)))
             for hub in hubs_of(listener):
                 assert sum(queue.reserved for queue in queues_of(hub)) == 0
     assert not reactor_in_use()
@@ -313,4 +313,4 @@ async def test_a_cancelled_close_closes_all_the_same() -> None:
             await client.aclose()
         assert has_ended(client)
         # What the peer has withdrawn is given back in the background.
-        await until(lambda: reactor_of(listener).users == 1 + len(requests_of(listener)))
+        await until(lambda: open_on(listener) == 1 + len(requests_of(listener)))

@@ -413,7 +413,7 @@ def test_a_deregistration_hinders_no_close_on_a_closed_loop(
     async def begin_deregistering() -> list[Any]:
         opened = await open_pair()
         reactor = opened[0]._endpoint.reactor
-        start_deregistering(reactor, None, lambda: time.sleep(0.1))
+        start_deregistering(reactor.loop, None, lambda: time.sleep(0.1))
         return opened
 
     loop = new_loop()
@@ -436,7 +436,7 @@ def test_closes_on_a_closed_loop_share_one_limit(
     async def begin_call() -> list[Any]:
         opened = await open_pair()
         reactor = opened[0]._endpoint.reactor
-        start_deregistering(reactor, None, lambda: may_return.wait(30))
+        start_deregistering(reactor.loop, None, lambda: may_return.wait(30))
         return opened
 
     loop = new_loop()

@@ -28,7 +28,7 @@ from tests.device.players import (
     until,
 )
 from tests.devices import ADDRESS, DeviceUnderTest, kernel_objects, own_group
-from tests.internals import endpoint_of, identifier_of, pool_of, reactor_of, requests_of
+from tests.internals import endpoint_of, identifier_of, open_on, pool_of, requests_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 
@@ -257,7 +257,7 @@ async def drop_a_connection(traced: bool) -> None:
             with pytest.raises(anyio.EndOfStream):
                 await server.receive()
         with anyio.fail_after(20):
-            while reactor_of(listener).users > 1:
+            while open_on(listener) > 1:
                 await anyio.sleep(0.01)
         assert region.closed
 
@@ -348,7 +348,7 @@ async def test_connections_that_left_keep_one_queue(device: DeviceUnderTest) -> 
 
 
 @pytest.mark.parametrize("closes", ["client", "server"])
-async def test_end_explains_flushed_receives_once(
+async def test_end_explains_flushed_receives_at_most_once(
     closes: str, device: DeviceUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     explained, ended = Counter[object](), Counter[object]()
@@ -366,7 +366,7 @@ async def test_end_explains_flushed_receives_once(
         endpoints = endpoint_of(closing), endpoint_of(other)
         group.start_soon(closing.aclose)
         group.start_soon(other.ended)
-    assert explained[endpoints[0]] == 1
+    assert explained[endpoints[0]] == 0  # the cause is known before
     # On iWARP, the flushes may arrive before the event that explains them.
-    assert explained[endpoints[1]] == 1 or device.driver != "rxe"
+    assert explained[endpoints[1]] <= 1 or device.driver != "rxe"
     assert max(ended.values()) == 1

@@ -3,8 +3,8 @@
 import errno
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 import aiordma
 import aiordma.streams
-from aiordma._base.provider import SOFTWARE
+from aiordma._base.provider import SOFTWARE, provider_of
 from aiordma._connection import connector
 from tests.device.many_addresses import names
 from tests.device.players import Outcome, connected, one_loop, reactor_in_use, until
@@ -276,17 +276,16 @@ async def test_an_address_without_an_answer_is_a_timeout_that_names_the_step() -
 @pytest.mark.parametrize(
     "connect", [aiordma.connect, aiordma.prepare_connection, aiordma.streams.connect_stream]
 )
-async def test_wait_for_an_identifier_is_named_in_a_timeout(
+async def test_wait_for_a_worker_is_named_in_a_timeout(
     monkeypatch: pytest.MonkeyPatch, connect: Callable[..., Any]
 ) -> None:
     """As if all worker threads were busy. A numeric address is not looked up."""
 
-    @asynccontextmanager
-    async def new_identifier(*_args: Any) -> AsyncIterator[None]:
+    async def reactor_of(_provider: object) -> None:
         await anyio.sleep_forever()
-        yield
 
-    monkeypatch.setattr(connector, "new_identifier", new_identifier)
+    monkeypatch.setattr(provider_of(SOFTWARE), "blocks", True)
+    monkeypatch.setattr(connector, "reactor_of", reactor_of)
     with pytest.raises(aiordma.ConnectTimeoutError, match="7471: making the identifier took lo"):
         await connect(ADDRESS, 7471, timeout=0.1)
 

@@ -403,6 +403,7 @@ async def test_lookups_of_silent_peers_hold_up_nobody_else(monkeypatch: pytest.M
         await aiordma.open_datagram(ADDRESS) as other,
         anyio.create_task_group() as group,
     ):
+        monkeypatch.setattr(endpoint_of(socket).handles, "_blocks", True)  # also natively
         peer = await socket.resolve(ADDRESS, other.port)
         nobody = socket.peer(silent, 7)
         outcomes = [Outcome() for _ in range(4)]

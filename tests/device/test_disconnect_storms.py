@@ -42,7 +42,9 @@ async def test_disconnect_explains_flush_after_a_slow_destroy(
     monkeypatch.setattr(endpoint, "FLUSH_CAUSE_SECONDS", 0.01)
     may_end = threading.Event()
     async with connected() as (client, server):
-        endpoint_of(server).reactor.destroy(lambda: may_end.wait(20))
+        reactor = endpoint_of(server).reactor
+        monkeypatch.setattr(reactor, "blocks", True)  # also of the software device
+        reactor.destroy(lambda: may_end.wait(20), lambda _: None)
         async with anyio.create_task_group() as group:
             group.start_soon(client.aclose)
             await anyio.sleep(0.2)  # no event can be taken; the flush has been delivered

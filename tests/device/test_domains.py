@@ -534,6 +534,7 @@ async def test_domain_outlives_address_handles(
         async with anyio.create_task_group() as group:
             with monkeypatch.context() as patch:
                 patch.setattr(AddressHandle, "_destroy", slow)
+                patch.setattr(endpoint_of(socket).reactor, "blocks", True)  # also natively
                 group.start_soon(socket.aclose)
                 await until(destroying.is_set)
                 if domain is not None:

@@ -11,8 +11,7 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._runtime.reactor import current_reactors
-from tests.device.players import connected
+from tests.device.players import connected, reactor_in_use
 from tests.devices import ADDRESS
 from tests.internals import is_closed
 
@@ -140,7 +139,7 @@ def test_the_end_of_asyncio_run_with_a_close_under_way() -> None:
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
-        assert current_reactors() == []
+        assert not reactor_in_use()
 
     runner = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     runner.start()
@@ -164,4 +163,4 @@ async def test_a_cancelled_datagram_socket_leaves_nothing(delay: float) -> None:
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
-    assert current_reactors() == []
+    assert not reactor_in_use()

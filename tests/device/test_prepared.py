@@ -219,7 +219,7 @@ async def test_a_forgotten_prepared_connection_warns() -> None:
         del client
         with pytest.warns(ResourceWarning, match="unclosed <Connection"):
             forgotten.clear()
-        await until(endpoint.life.closed.is_set)
+        await until(endpoint.teardown.closed.is_set)
 
 
 async def test_a_peer_can_be_prepared_or_accepted_once() -> None:

@@ -23,8 +23,8 @@ from tests.internals import (
     has_ended,
     hubs_of,
     identifier_of,
+    open_on,
     queues_of,
-    reactor_of,
     requests_of,
 )
 
@@ -156,13 +156,14 @@ async def test_a_close_whose_task_is_cancelled_closes_all_the_same() -> None:
             assert region.closed
             assert identifier_of(client).closed
             await (await accepting).aclose()
-            assert reactor_of(listener).users == 1 + len(requests_of(listener))
+            assert open_on(listener) == 1 + len(requests_of(listener))
     assert not reactor_in_use()
 
 
 async def test_a_close_that_times_out_closes_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(provider_under_test(), "blocks", True)  # also natively
     async with connected() as (client, server):
         provider = client.domain.provider
         destroy = provider.destroy_qp
@@ -193,6 +194,7 @@ async def test_a_close_that_times_out_closes_all_the_same(
 async def test_a_connect_whose_task_is_cancelled_while_a_thread_works_leaves_nothing(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(provider_under_test(), "blocks", True)  # also natively
     provider = provider_under_test()
     real = getattr(provider, call)
     entered, proceed = threading.Event(), threading.Event()
@@ -224,7 +226,7 @@ async def test_a_connect_whose_task_is_cancelled_at_any_turn_leaves_nothing() ->
             assert connecting.cancelled()
             # A request that the peer withdrew is given back in the background. And siw's connect,
             # which nothing can cut short, has the identifier until it returns.
-            await until(lambda: reactor_of(listener).users == 1 + len(requests_of(listener)))
+            await until(lambda: open_on(listener) == 1 + len(requests_of(listener)))
             for hub in hubs_of(listener):
                 assert sum(queue.reserved for queue in queues_of(hub)) == 0
                 assert hub.pool.leased == 0
@@ -234,6 +236,7 @@ async def test_a_connect_whose_task_is_cancelled_at_any_turn_leaves_nothing() ->
 async def test_an_accept_whose_task_is_cancelled_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(provider_under_test(), "blocks", True)  # also natively
     async with await aiordma.listen(ADDRESS, 0) as listener:
         connecting = asyncio.create_task(aiordma.connect(ADDRESS, listener.port))
         request = await listener.request()
@@ -256,7 +259,7 @@ async def test_an_accept_whose_task_is_cancelled_leaves_nothing(
         monkeypatch.undo()
         with pytest.raises(aiordma.RdmaConnectionError):
             await connecting
-        assert reactor_of(listener).users == 1
+        assert open_on(listener) == 1
 
 
 async def test_a_long_send_whose_task_is_cancelled_keeps_slot_and_registration_in_order() -> None:

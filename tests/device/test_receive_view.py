@@ -14,6 +14,7 @@ import pytest
 import aiordma
 from aiordma._base.errors import cause_text
 from aiordma._requests.pool import BufferPool
+from aiordma._runtime.reactor import close_unused_reactors
 from aiordma.verbs import MemoryRegion
 from tests.device.players import connected, members, one_loop
 from tests.devices import ADDRESS
@@ -266,6 +267,7 @@ async def test_kept_slice_outlives_the_event_loops_memory() -> None:
         pool = pool_of(server)
     await anyio.lowlevel.checkpoint()
     gc.collect()
+    await close_unused_reactors()
     assert not pool.registered
     assert bytes(kept) == b"ello"
     del kept, view

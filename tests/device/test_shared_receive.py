@@ -80,7 +80,7 @@ async def test_listener_replaces_and_closes_a_queue_that_failed() -> None:
         async with client, server:
             await both_ways(client, server)
         assert server._shared is not failed
-        await until(failed.life.closed.is_set)
+        await until(failed.teardown.closed.is_set)
         assert len(kept_queues(listener)) == 1
 
 

@@ -143,7 +143,7 @@ def test_open_stream_ends_its_data_with_the_loop(
                     await receive_all(server)
 
     anyio.run(main)
-    assert kept[0].connection._endpoint.life.closed.is_set()
+    assert kept[0].connection._endpoint.teardown.closed.is_set()
 
 
 @pytest.mark.promise("A process ends, whatever is open")
@@ -190,7 +190,7 @@ def test_later_send_gives_data_an_end_if_a_cancelled_one_posted_nothing(
                     await receive_all(server)
 
     anyio.run(main)
-    assert kept[0].connection._endpoint.life.closed.is_set()
+    assert kept[0].connection._endpoint.teardown.closed.is_set()
 
 
 # -- the stream -----------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ def test_a_server_that_is_closed_when_a_handshake_fails_ends_in_order(run: Run) 
 def test_serve_of_a_listener_that_is_closed_when_a_handshake_fails_returns(run: Run) -> None:
     async def main() -> None:
         listener = await streams.listen_stream(ADDRESS, 0)
-        fail_handshake_before_close(listener, listener._listener._close)
+        fail_handshake_before_close(listener, listener._listener._teardown.close)
         serving = asyncio.create_task(listener.serve(streams.Stream.aclose))
         with contextlib.suppress(aiordma.RdmaError):
             await echoes(ADDRESS, listener.port)

@@ -193,7 +193,7 @@ def test_linger_of_no_time_resets_the_stream(
             client.transport.write(b"hello")
             await server.until(lambda: server.data == b"hello")
             if ending == "end of the loop":
-                client.transport._end_with_loop()
+                client.transport._end_soon()
                 await client.transport.get_extra_info("connection").aclose()
             else:
                 getattr(client.transport, ending)()
@@ -247,7 +247,7 @@ def test_close_timeout_ends_the_connection_of_an_abort(
                 patched.setattr(Rsocket, "notify_drained", lambda self, callback: True)
                 client.transport.abort()
                 await client.lost.wait()
-            await connection._endpoint.life.closed.wait()
+            await connection._endpoint.teardown.closed.wait()
 
     run(main)
 

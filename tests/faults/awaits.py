@@ -6,10 +6,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import aiordma
 from aiordma import Access
+from aiordma._runtime.reactor import close_unused_reactors, current_reactors
 from tests.cells import Arena
 from tests.device.dmabufs import pages
 from tests.device.players import connected, reactor_in_use, until
@@ -669,5 +671,9 @@ async def queue_pair(cut: Cut) -> None:
 
 
 async def at_rest() -> None:
-    """Wait until nothing of the loop keeps the device open."""
+    """Wait until nothing of the loop keeps the device open, and close it: the next scenario opens
+    it anew."""
     await until(lambda: not reactor_in_use())
+    while current_reactors():
+        await close_unused_reactors()
+        await anyio.lowlevel.checkpoint()

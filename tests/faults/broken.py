@@ -11,8 +11,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from aiordma import Chain, Connection, WorkRequest
 from aiordma._connection.grant import Grant
-from aiordma._endpoint import endpoint, outliving
-from aiordma._endpoint.lifecycle import Lifecycle
+from aiordma._endpoint import endpoint
+from aiordma._runtime.teardown import Teardown
 from tests.faults.machine import Machine
 
 EXAMPLES = 200
@@ -58,15 +58,15 @@ def give_a_slot_twice() -> None:
 def forget_requests() -> None:
     """Do not fail the requests of a connection that has ended, and do not wait for their
     completions: on a quiet machine, the device nearly always has them in time."""
-    module: Any = outliving
+    module: Any = endpoint
     module.fail_all = lambda requests, explain: None
-    life: Any = Lifecycle
-    set_timer = life.set_timer
+    teardown: Any = Teardown
+    set_timer = teardown.set_timer
 
     def set_flush_timer(self: Any, name: str, seconds: float, callback: Any) -> None:
         set_timer(self, name, 0 if name == endpoint._FLUSHED else seconds, callback)
 
-    life.set_timer = set_flush_timer
+    teardown.set_timer = set_flush_timer
 
 
 def keep_the_window() -> None:

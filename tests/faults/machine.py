@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import aiordma
 from aiordma._requests.pool import BufferPool, Lease
+from aiordma._runtime.reactor import close_unused_reactors
 from aiordma.testing import Faults, software_objects
 from tests.cells import Cell
 from tests.connections import connect_to
@@ -617,6 +618,7 @@ class Machine(RuleBasedStateMachine):
         await self.listener.aclose()
         assert all(is_closed(each) for each in connections)
         self._check()
+        await close_unused_reactors()
 
     async def _clean_up(self) -> None:
         """Leave nothing after a failure, whose report counts."""
@@ -628,6 +630,7 @@ class Machine(RuleBasedStateMachine):
         for each in (*connections, *self.anchor):
             await each.aclose()
         await self.listener.aclose()
+        await close_unused_reactors()
 
     def teardown(self) -> None:
         """End everything in bounded time, and compare what is left with what was before."""

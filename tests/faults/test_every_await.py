@@ -17,7 +17,7 @@ import tests.faults.stream_awaits  # noqa: F401  (fills the tables)
 from aiordma._base.provider import SOFTWARE
 from aiordma.testing import Faults
 from tests.device.players import one_loop
-from tests.devices import DEVICE
+from tests.devices import DEVICE, provider_under_test
 from tests.faults.awaits import ASYNCIO, PARAMETERS, SCENARIOS, Scenario, at_rest
 from tests.faults.suspensions import MODES, Cut
 
@@ -144,6 +144,12 @@ async def test_cancelled_at_each_suspension_on_asyncio(scenario: Scenario) -> No
 @pytest.mark.parametrize("scenario", [*PARAMETERS, *ASYNCIO])
 async def test_cancelled_at_each_suspension_on_the_own_loop(scenario: Scenario) -> None:
     await _cancel_at_each(scenario)
+
+
+@pytest.fixture(autouse=True)
+def blocking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Natively, too, calls of the driver run in workers, for which a task waits."""
+    monkeypatch.setattr(provider_under_test(), "blocks", True)
 
 
 async def _cancel_at_each(scenario: Scenario, limit: float | None = None) -> None:

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._endpoint.lifecycle import Phase
+from aiordma._runtime.teardown import Phase
 from aiordma.testing import Faults
 from tests.device.players import OWN_RECEIVES, connected
 from tests.internals import endpoint_of
@@ -41,9 +41,9 @@ async def test_late_flush_ends_requests_if_close_waits(
     """A device that flushes late: its completion ends the request, if close waits for it."""
     options = OWN_RECEIVES | {"flush_timeout": seconds}
     async with connected(server=options) as (_, server):
-        life, phases = endpoint_of(server).life, []
+        teardown, phases = endpoint_of(server).teardown, []
         receive = server.post_recv(server.register(bytearray(8)))
-        receive.add_done_callback(lambda _: phases.append(life.phase))
+        receive.add_done_callback(lambda _: phases.append(teardown.phase))
         faults.delay_completions(late)
         with anyio.fail_after(60):
             await server.aclose()

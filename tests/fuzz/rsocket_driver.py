@@ -133,7 +133,7 @@ class World:
             hub=SimpleNamespace(
                 is_iwarp=uses_words, attributes=SimpleNamespace(atomic_cap=AtomicCapability.NONE)
             ),
-            life=SimpleNamespace(on_end=self.ends, on_close=[], has_ended=False),
+            teardown=SimpleNamespace(on_ended=self.ends, on_closed=[], has_ended=False),
             cause=None,
             domain=None,
             loop=loop,
@@ -246,7 +246,7 @@ class World:
             self.done.append(str(error))
             self.failure = error
             self._endpoint.cause = error
-            self._endpoint.life.has_ended = True
+            self._endpoint.teardown.has_ended = True
             for call in self.ends:
                 call()
 

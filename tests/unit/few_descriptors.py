@@ -23,6 +23,7 @@ from typing import Any
 import anyio
 
 import aiordma
+from aiordma._runtime.reactor import close_unused_reactors
 from aiordma.testing import software_objects
 from tests.conftest import BACKENDS
 
@@ -128,7 +129,8 @@ async def attempt(operation: Callable[[], Awaitable[None]], free: int | None) ->
     error = None
     with anyio.fail_after(PATIENCE):
         await operation()
-    gc.collect()
+        gc.collect()
+        await close_unused_reactors()
     return {
         "free": free,
         "error": text,

@@ -10,7 +10,7 @@ import pytest
 
 from aiordma._base.errors import BusyError, ClosedError, VerbsCallError
 from aiordma._datagram import address_handles
-from aiordma._datagram.address_handles import AddressHandles
+from aiordma._datagram.address_handles import AddressHandles, close_all
 from aiordma._loop.event_loop import current_event_loop
 from aiordma.verbs import AddressHandle as RealHandle
 from aiordma.verbs import AddressVector
@@ -22,28 +22,6 @@ pytestmark = pytest.mark.anyio
 ONE, OTHER, THIRD = (AddressVector(lid=number) for number in (1, 2, 3))
 
 
-class Users:
-    """A reactor's part: it stays open while it is used."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def retain(self) -> None:
-        self.count += 1
-
-    def release(self, then: Callable[[], object] = lambda: None) -> None:
-        self.count -= 1
-        then()
-
-    @contextmanager
-    def retained(self) -> Iterator[None]:
-        self.retain()
-        try:
-            yield
-        finally:
-            self.release()
-
-
 class Device:
     """Where handles are made: which ones exist, and how many are being made."""
 
@@ -53,25 +31,22 @@ class Device:
         self.refuse = False
         self.ready = threading.Event()
         self.ready.set()
-        self.users = Users()
-        self.domain = Domain(self.users)
+        self.domain = Domain()
 
 
 class Domain:
-    """Its users: the last one closes it, and for that the reactor must be open."""
+    """Its users: the last one closes it."""
 
-    def __init__(self, reactor: Users) -> None:
-        self.reactor = reactor
-        self.joined: list[tuple[object, str, bool]] = []
+    def __init__(self) -> None:
+        self.users: list[str] = []
 
-    def join(self, user: object, kind: str, is_closing: Callable[[], bool]) -> None:
-        self.joined.append((user, kind, is_closing()))
-
-    def leave(self, user: object) -> None:
-        assert self.reactor.count
-        (joined,) = self.joined
-        assert joined[0] is user
-        self.joined.clear()
+    @contextmanager
+    def used(self, kind: str, _is_closing: Callable[[], bool]) -> Iterator[None]:
+        self.users.append(kind)
+        try:
+            yield
+        finally:
+            self.users.remove(kind)
 
 
 class Handle:
@@ -95,15 +70,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def handles_of(device: Any, most: int) -> AddressHandles:
-    return AddressHandles(current_event_loop(), device.users, device, most, device.domain)
+    return AddressHandles(current_event_loop(), device, most, device.domain)
 
 
 async def ended(handles: AddressHandles, device: Device) -> None:
-    handles.close()
-    with anyio.fail_after(10):
-        await handles.ended.wait()
-    assert (device.alive, device.users.count, len(handles)) == ([], 0, 0)
-    assert device.domain.joined == []
+    close_all(handles.detach())
+    await until(lambda: not device.alive and not len(handles))
+    assert device.domain.users == []
 
 
 async def test_a_way_has_one_handle(device: Device) -> None:
@@ -138,18 +111,8 @@ async def test_least_recently_used_unheld_handle_goes_first(
     await ended(handles, device)
 
 
-@pytest.mark.promise("A buffer is held until its request completes")
-async def test_the_end_waits_for_the_last_holder(device: Device) -> None:
+async def test_no_handle_is_made_after_the_end(device: Device) -> None:
     handles = handles_of(device, 4)
-    held = handles.get(ONE)
-    handles.get(OTHER).release()
-    handles.close()
-    with anyio.move_on_after(0.05):
-        await handles.ended.wait()
-    assert not handles.ended.is_set()
-    assert device.alive == [ONE]
-    assert device.domain.joined == [(handles, "address handles", True)]
-    held.release()
     await ended(handles, device)
     for make in (handles.obtain, _async(handles.get)):
         with pytest.raises(ClosedError):
@@ -213,28 +176,11 @@ async def test_one_that_is_made_while_all_is_closed_is_destroyed(device: Device)
     async with anyio.create_task_group() as group:
         group.start_soon(obtain)
         await until(lambda: device.begun == 1)
-        handles.close()
-        assert not handles.ended.is_set()
+        assert handles.detach() == []
+        assert len(device.domain.users) == 1
         device.ready.set()
     assert device.made == 1
     await ended(handles, device)
-
-
-async def test_end_does_not_wait_for_handles_that_are_kept(device: Device) -> None:
-    handles = handles_of(device, 2)
-    evicted, kept = handles.get(ONE), handles.get(OTHER)
-    handles.get(THIRD).release()  # which drops the first one
-    handles.close(are_kept=True)
-    with anyio.fail_after(10):
-        await handles.ended.wait()
-    assert (device.users.count, device.domain.joined) == (0, [])
-    assert device.alive == [ONE, OTHER]
-    used: list[Any] = [evicted.handle, kept.handle]
-    assert [each._in_use for each in used] == [True, True]
-    await anyio.to_thread.run_sync(evicted.release)  # any thread may, and without the reactor
-    assert (device.alive, used[0]._in_use) == ([OTHER], False)
-    kept.release()
-    assert (device.alive, len(handles), device.users.count) == ([], 0, 0)
 
 
 def test_handle_in_use_keeps_its_domain_open() -> None:

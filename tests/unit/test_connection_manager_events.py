@@ -22,6 +22,7 @@ from aiordma._connection.connector import failed_event
 from aiordma._connection.shared_source import ListenerReceives
 from aiordma._native import ffi, lib
 from aiordma.verbs.event_channel import Event, EventChannel
+from tests.unit.numbers_device import Loop
 from tests.unit.sources import ROOT
 
 PAGE = ROOT / "docs/connection-manager.md"
@@ -104,18 +105,18 @@ def steps(kind: CmEventType, *states: ConnectionState) -> str:
 
 
 class FakeReactor:
-    """Counts its users."""
+    """Takes everything, and does nothing."""
 
     def __init__(self) -> None:
         self.channel = None
-        self.loop = None
+        self.loop = Loop()
         self.handlers: list[Any] = []
 
-    def retain(self) -> None: ...
+    def enter(self, _closable: Any) -> None: ...
 
     def after_events(self, callback: Any) -> None: ...
 
-    def subscribe(self, _identifier: Any, handler: Any, _owner: Any = None) -> None:
+    def subscribe(self, _identifier: Any, handler: Any) -> None:
         self.handlers.append(handler)
 
 
@@ -152,7 +153,7 @@ def listener_effect(kind: CmEventType, monkeypatch: pytest.MonkeyPatch) -> str:
     )
     (handle,) = reactor.handlers
     handle(event(kind))
-    listening._closed = True
+    listening._teardown.is_closing = True  # or it would warn that it was not closed
     for request in listening._requests:
         request._answered = True
     if listening._failure is not None:

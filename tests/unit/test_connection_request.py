@@ -15,29 +15,29 @@ pytestmark = pytest.mark.anyio
 
 
 class Reactor:
-    """Counts its users, and destroys at once."""
+    """Counts what the loop's end would close, and destroys at once."""
 
     def __init__(self) -> None:
-        self.users = 1
+        self.entered: list[Any] = []
         self.loop = current_event_loop()
         self.forgotten: list[Any] = []
 
-    def retain(self) -> None:
-        self.users += 1
+    def enter(self, closable: Any) -> None:
+        self.entered.append(closable)
+
+    def leave(self, closable: Any) -> None:
+        self.entered.remove(closable)
 
     def require_here(self, _what: object, _close: Any) -> None:
         """The test's loop is the one that it belongs to."""
 
-    def release(self, then: Any) -> None:
-        self.users -= 1
-        then()
-
     def unsubscribe(self, identifier: Any) -> None:
         self.forgotten.append(identifier)
 
-    def destroy(self, function: Any, closed: Any) -> None:
-        function()
-        self.release(closed)
+    def drop(self, identifier: Any, then: Any) -> None:
+        self.unsubscribe(identifier)
+        identifier.close()
+        then()
 
 
 class Identifier:
@@ -66,10 +66,10 @@ async def test_closing_a_request_refuses_the_peer_once() -> None:
         asked,
     )
     request = ConnectionRequest(*made)
-    assert reactor.users == 2
+    assert len(reactor.entered) == 1
     await request.aclose()
     await request.aclose()
     assert identifier.calls == ["reject", "close"]
-    assert (reactor.users, reactor.forgotten) == (1, [identifier])
+    assert (reactor.entered, reactor.forgotten) == ([], [identifier])
     with pytest.raises(ClosedError, match="answered"):
         await request.accept()

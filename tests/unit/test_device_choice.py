@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,11 @@ from aiordma._runtime.device_choice import with_device
 from aiordma.verbs.device import no_such_device
 
 pytestmark = pytest.mark.anyio
+
+
+async def choose(device: str, *arguments: Any) -> object:
+    return await with_device(wanted_device(device), *arguments)
+
 
 REAL, BUILT_IN = Provider("real", None), Provider("built in", None)
 
@@ -121,7 +127,7 @@ async def test_a_real_device_that_reaches_the_address_serves_it(
 ) -> None:
     attempt = Attempt()
     with caplog.at_level(logging.DEBUG, "aiordma"):
-        assert await with_device("auto", "192.0.2.1", attempt) == "real"
+        assert await choose("auto", "192.0.2.1", attempt) == "real"
     assert (attempt.tried, caplog.records) == ([REAL], [])
 
 
@@ -132,7 +138,7 @@ async def test_what_no_real_device_reaches_the_software_device_serves(
     attempt = Attempt(error)
     with caplog.at_level(logging.DEBUG, "aiordma"):
         for _ in range(2):
-            assert await with_device("auto", "192.0.2.1", attempt) == "built in"
+            assert await choose("auto", "192.0.2.1", attempt) == "built in"
     assert attempt.tried == [REAL, BUILT_IN] * 2
     (record,) = caplog.records  # once, whatever it serves later
     assert record.levelno == logging.WARNING
@@ -144,7 +150,7 @@ async def test_what_no_real_device_reaches_the_software_device_serves(
 async def test_any_other_failure_is_the_callers(machine: Machine, error: Exception) -> None:
     attempt = Attempt(error)
     with pytest.raises(type(error)) as caught:
-        await with_device("auto", "192.0.2.1", attempt)
+        await choose("auto", "192.0.2.1", attempt)
     assert caught.value is error
     assert attempt.tried == [REAL]
 
@@ -157,11 +163,11 @@ async def test_a_loopback_address_is_the_software_devices(
     attempt = Attempt()
     with caplog.at_level(logging.DEBUG, "aiordma"):
         for _ in range(2):
-            assert await with_device("auto", address, attempt) == "built in"
+            assert await choose("auto", address, attempt) == "built in"
     assert attempt.tried == [BUILT_IN] * 2
     assert [record.levelno for record in caplog.records] == [logging.INFO]
-    assert await with_device("rxe0", address, attempt) == "real"
-    assert await with_device("auto", "fe80::1%2", attempt) == "real"
+    assert await choose("rxe0", address, attempt) == "real"
+    assert await choose("auto", "fe80::1%2", attempt) == "real"
 
 
 async def test_where_there_is_no_real_device_none_is_asked(
@@ -171,7 +177,7 @@ async def test_where_there_is_no_real_device_none_is_asked(
     attempt = Attempt()
     with caplog.at_level(logging.DEBUG, "aiordma"):
         for _ in range(2):
-            assert await with_device("auto", "192.0.2.1", attempt) == "built in"
+            assert await choose("auto", "192.0.2.1", attempt) == "built in"
     assert attempt.tried == [BUILT_IN] * 2
     (record,) = caplog.records
     assert record.levelno == logging.INFO
@@ -181,7 +187,7 @@ async def test_where_there_is_no_real_device_none_is_asked(
 async def test_without_rdma_core_a_real_device_is_none(machine: Machine) -> None:
     machine.installed = False
     attempt = Attempt()
-    assert await with_device("auto", "192.0.2.1", attempt) == "built in"
+    assert await choose("auto", "192.0.2.1", attempt) == "built in"
     assert attempt.tried == [BUILT_IN]
 
 
@@ -195,14 +201,14 @@ async def test_a_name_insists(
         monkeypatch.setenv("AIORDMA_DEVICE", name)
         return "auto"
 
-    assert await with_device(device("software"), "192.0.2.1", Attempt()) == "built in"
-    assert await with_device(device("rxe0"), "192.0.2.1", Attempt()) == "real"
+    assert await choose(device("software"), "192.0.2.1", Attempt()) == "built in"
+    assert await choose(device("rxe0"), "192.0.2.1", Attempt()) == "real"
     with pytest.raises(AddressError):
-        await with_device(device("rxe0"), "192.0.2.1", Attempt(unreached()))
+        await choose(device("rxe0"), "192.0.2.1", Attempt(unreached()))
     machine.installed = False
     with pytest.raises(NoDeviceError, match="not installed"):
-        await with_device(device("rxe0"), "192.0.2.1", Attempt())
-    assert await with_device(device("software"), "192.0.2.1", Attempt()) == "built in"
+        await choose(device("rxe0"), "192.0.2.1", Attempt())
+    assert await choose(device("software"), "192.0.2.1", Attempt()) == "built in"
 
 
 def with_errno(number: int) -> AddressError:
@@ -221,7 +227,7 @@ async def test_unknown_device_is_named(machine: Machine, error: Exception) -> No
         await with_device("rxe9", "192.0.2.1", Attempt(error))
     assert unknown.value.__cause__ is error
     with pytest.raises(type(error)) as caught:
-        await with_device("rxe0", "192.0.2.1", Attempt(error))
+        await choose("rxe0", "192.0.2.1", Attempt(error))
     assert caught.value is error
 
 
@@ -308,7 +314,7 @@ async def test_requirement_refuses_the_software_device(
     async def refused(device: str, address: str, error: Exception | None = None) -> str:
         attempt = Attempt(error)
         with pytest.raises(DeviceRequirementError) as caught:
-            await with_device(device, address, attempt, requirement)
+            await choose(device, address, attempt, requirement)
         assert BUILT_IN not in attempt.tried
         assert str(caught.value).startswith(said)
         return str(caught.value)
@@ -318,7 +324,7 @@ async def test_requirement_refuses_the_software_device(
     text = await refused("auto", "192.0.2.1", unreached())
     assert "no device is on the way there" in text
     assert "aiordma doctor 192.0.2.1" in text
-    assert await with_device("auto", "192.0.2.1", Attempt(), requirement) == "real"
+    assert await choose("auto", "192.0.2.1", Attempt(), requirement) == "real"
     machine.present = False
     assert "has no RDMA device" in await refused("auto", "192.0.2.1")
 
@@ -329,17 +335,17 @@ async def test_environment_requires_without_an_argument(
 ) -> None:
     monkeypatch.setenv("AIORDMA_REQUIRE", "rdma")
     with pytest.raises(DeviceRequirementError):
-        await with_device("auto", "127.0.0.1", Attempt())
-    assert await with_device("auto", "127.0.0.1", Attempt(), Requirement("any")) == "built in"
+        await choose("auto", "127.0.0.1", Attempt())
+    assert await choose("auto", "127.0.0.1", Attempt(), Requirement("any")) == "built in"
     monkeypatch.setenv("AIORDMA_REQUIRE", "")
-    assert await with_device("auto", "127.0.0.1", Attempt()) == "built in"
+    assert await choose("auto", "127.0.0.1", Attempt()) == "built in"
 
 
 @pytest.mark.promise("A required transport is never replaced")
 async def test_device_of_another_kind_is_not_replaced(machine: Machine) -> None:
     attempt = Attempt(DeviceRequirementError("it is iWARP"))
     with pytest.raises(DeviceRequirementError, match="it is iWARP"):
-        await with_device("auto", "192.0.2.1", attempt)
+        await choose("auto", "192.0.2.1", attempt)
     assert attempt.tried == [REAL]
 
 

@@ -211,16 +211,6 @@ async def test_a_wake_after_a_cancelled_wait_does_nothing() -> None:
     await settle()
 
 
-async def test_wait_that_a_signal_keeps_from_its_first_step_warns_of_nothing() -> None:
-    """A coroutine would say that it was never awaited."""
-    waiter = current_event_loop().waiter()
-    with warnings.catch_warnings(record=True) as warned:
-        waiter.wait()
-    assert [str(each.message) for each in warned] == []
-    waiter.wake()
-    await waiter.wait()
-
-
 # -- background tasks -----------------------------------------------------------------------------
 
 

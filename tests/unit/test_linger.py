@@ -8,11 +8,13 @@ import pytest
 from aiordma._base.enums import CmEventType
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.states import ConnectionState
+from aiordma._endpoint import endpoint as endpoint_module
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._endpoint.lifecycle import Phase
+from aiordma._endpoint.handshake import Handshake
 from aiordma._native import Drain, InFlightTable
 from aiordma._requests.request import WorkRequest
 from aiordma._runtime.device_statistics import HubCounters
+from aiordma._runtime.teardown import Phase
 from aiordma.verbs.event_channel import Event
 from tests.unit.numbers_device import Loop
 
@@ -39,15 +41,26 @@ class Pair:
             drain_all=lambda: None,
             in_flight=SimpleNamespace(take=lambda _: None),
             on_failure=set(),
+            forget_queue_pair=lambda _: None,
             context=SimpleNamespace(device_name="numbers0"),
             take_unused=lambda: lambda: None,
             counters=HubCounters("numbers0", Drain(None, 0, 0, InFlightTable[Any]())),
         )
-        identifier: Any = SimpleNamespace(disconnect=lambda: None, peer_address=("192.0.2.1", 7471))
-        reactor: Any = SimpleNamespace(unsubscribe=lambda _: None, destroy=lambda *_: None)
+        identifier: Any = SimpleNamespace(
+            disconnect=lambda: None, _local=lambda: bytes(28), peer_address=("192.0.2.1", 7471)
+        )
+        reactor: Any = SimpleNamespace(
+            loop=self.loop,
+            enter=lambda _: None,
+            unsubscribe=lambda _: None,
+            destroy=lambda *_: None,
+        )
         chosen = ConnectionOptions(**{"linger": 3.0, **options})  # type: ignore[arg-type]
-        self.endpoint = Endpoint(reactor, hub, identifier, chosen, ConnectionState.ESTABLISHED)
-        self.endpoint.was_established = True
+        loop: Any = self.loop
+        handshake = Handshake(loop, ConnectionState.ESTABLISHED)
+        self.endpoint = Endpoint(reactor, hub, identifier, chosen, handshake)
+        queue_pair: Any = SimpleNamespace(key=1)
+        self.endpoint.queue_pair = queue_pair
 
     def post(self, *, is_receive: bool = False) -> WorkRequest:
         endpoint = self.endpoint
@@ -60,14 +73,16 @@ class Pair:
     @property
     def flushes(self) -> list[float]:
         """The delays after which the endpoint destroys its queue pair."""
-        destroy = self.endpoint._destroy
-        return [t.delay for t in self.loop.timers if not t.cancelled and t.callback == destroy]
+        return self._delays(endpoint_module._FLUSHED)
 
     @property
     def lingers(self) -> list[float]:
         """The delays after which the endpoint ends."""
-        end = self.endpoint._end
-        return [t.delay for t in self.loop.timers if not t.cancelled and t.callback == end]
+        return self._delays(endpoint_module._LINGER)
+
+    def _delays(self, name: str) -> list[float]:
+        timers: Any = self.endpoint.teardown._timers
+        return [timers[name].delay] if name in timers else []
 
 
 @pytest.mark.promise("Every posted request completes or fails")
@@ -76,7 +91,7 @@ async def test_sends_in_flight_get_the_linger_time() -> None:
     pair.post()
     pair.endpoint.handle_event(DISCONNECTED)
     assert pair.lingers == [3.0]
-    assert pair.endpoint.life.phase is Phase.LIVE
+    assert pair.endpoint.teardown.phase is Phase.OPEN
 
 
 @pytest.mark.promise(
@@ -112,7 +127,7 @@ async def test_without_sends_in_flight_it_ends_at_once() -> None:
     pair = Pair()
     pair.post(is_receive=True)
     pair.endpoint.handle_event(DISCONNECTED)
-    assert pair.endpoint.life.phase > Phase.LIVE
+    assert pair.endpoint.teardown.phase > Phase.OPEN
 
 
 @pytest.mark.promise("Every posted request completes or fails")
@@ -121,14 +136,14 @@ async def test_iwarp_does_not_linger() -> None:
     pair = Pair(is_iwarp=True)
     pair.post()
     pair.endpoint.handle_event(DISCONNECTED)
-    assert pair.endpoint.life.phase > Phase.LIVE
+    assert pair.endpoint.teardown.phase > Phase.OPEN
 
 
 async def test_removed_device_does_not_linger() -> None:
     pair = Pair()
     pair.post()
     pair.endpoint.handle_event(REMOVED)
-    assert pair.endpoint.life.phase > Phase.LIVE
+    assert pair.endpoint.teardown.phase > Phase.OPEN
 
 
 @pytest.mark.promise("Every posted request completes or fails")
@@ -142,15 +157,3 @@ async def test_flush_timeout_bounds_the_flush(options: Any, seconds: float) -> N
     assert pair.flushes == [seconds]
     second._complete(SUCCESS)
     assert pair.flushes == [0]  # the last flushed request ends the wait
-
-
-@pytest.mark.parametrize("moment", ["on_end", "on_close"])
-async def test_callback_that_raises_stops_no_other(moment: str) -> None:
-    pair = Pair()
-    life, called = pair.endpoint.life, []
-    callbacks = life.on_end if moment == "on_end" else life.on_close
-    callbacks += [lambda: called.append(1), lambda: 1 // 0, lambda: called.append(2)]
-    with pytest.raises(ZeroDivisionError):
-        pair.endpoint._is_over() if moment == "on_end" else pair.endpoint._give_back()
-    assert called == [1, 2]
-    assert life.ended.is_set() or moment == "on_close"

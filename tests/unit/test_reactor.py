@@ -1,5 +1,5 @@
-"""The reactor: one per loop while somebody uses it; no event is taken while a thread destroys what
-it might move."""
+"""The reactor: one per loop, until its end; no event is taken while a thread destroys what it might
+move."""
 
 import asyncio
 import os
@@ -11,17 +11,22 @@ from typing import Any
 import anyio
 import pytest
 
-from aiordma._base.errors import ClosedError, ForkError
+from aiordma._base.errors import ForkError
 from aiordma._base.process import here
 from aiordma._base.provider import Provider
 from aiordma._loop.event_loop import EventLoop, current_event_loop
+from aiordma._loop.threads import Once
 from aiordma._runtime import reactor as reactor_module
-from aiordma._runtime.reactor import DESTROYS_AT_ONCE, Reactor, acquire_reactor, current_reactors
+from aiordma._runtime.reactor import DESTROYS_AT_ONCE, Reactor, current_reactors, reactor_of
 from tests.unit.loops import Work, settle, until
+
+PLAYED = Provider("played", None)
 
 
 class Channel:
     """A CM event channel whose events the test chooses."""
+
+    provider = PLAYED
 
     def __init__(self) -> None:
         self.fd, self._writing = os.pipe()
@@ -29,11 +34,12 @@ class Channel:
         self.waiting: list[Any] = []
         self.polls = 0
 
-    def events(self) -> Iterator[Any]:
+    def _take(self) -> Any:
         self.polls += 1
-        while self.waiting:
-            os.read(self.fd, 1)
-            yield self.waiting.pop(0)
+        if not self.waiting:
+            return None
+        os.read(self.fd, 1)
+        return self.waiting.pop(0)
 
     def tell(self, key: int) -> None:
         self.waiting.append(SimpleNamespace(key=key, new_key=0))
@@ -59,16 +65,41 @@ def channel() -> Iterator[Channel]:
 
 def make(channel: Channel) -> Reactor:
     any_channel: Any = channel
-    reactor = Reactor(current_event_loop(), any_channel)
-    reactor.retain()
-    return reactor
+    return Reactor(current_event_loop(), any_channel)
 
 
 async def close(reactor: Reactor) -> None:
-    closed = anyio.Event()
-    reactor.release(closed.set)
+    await until(lambda: not reactor.loop.calls)
     with anyio.fail_after(20):
-        await closed.wait()
+        await reactor.aclose_if_unused()
+    assert reactor.ended
+
+
+class Closable:
+    """What the loop's end closes; closed as soon as the test says so."""
+
+    def __init__(self, reactor: Reactor) -> None:
+        self.closed = Once(reactor.loop)
+        self.is_asked = False
+        reactor.enter(self)
+        self._reactor = reactor
+
+    def left_open(self) -> str:
+        return "unclosed thing"
+
+    def end_with_loop(self) -> None:
+        self.is_asked = True
+        self.leave()
+
+    close = end_with_loop
+
+    def leave(self) -> None:
+        self._reactor.leave(self)
+        self.closed.set()
+
+
+def ignore(_error: BaseException | None) -> None:
+    pass
 
 
 # -- events ---------------------------------------------------------------------------------------
@@ -119,8 +150,8 @@ async def test_no_event_is_taken_while_something_is_destroyed(
     reactor, first, second = make(channel), Work(), Work()
     seen: list[Any] = []
     reactor.subscribe(identifier(1), seen.append)
-    reactor.destroy(first)
-    reactor.destroy(second)
+    reactor.destroy(first, ignore)
+    reactor.destroy(second, ignore)
     await until(lambda: first.started.is_set() and second.started.is_set())
     channel.tell(1)
     first.may_end.set()
@@ -143,7 +174,7 @@ async def test_a_handlers_destroy_follows_waiting_events(channel: Channel) -> No
     def handle(_event: Any) -> None:
         seen.append(work.started.is_set())
         if len(seen) == 1:
-            reactor.destroy(work)
+            reactor.destroy(work, ignore)
 
     reactor.subscribe(identifier(1), handle)
     channel.tell(1)
@@ -165,7 +196,7 @@ async def test_events_and_destroys_take_turns(channel: Channel) -> None:
     work = [Work() for _ in range(DESTROYS_AT_ONCE + 1)]
     reactor.subscribe(identifier(1), lambda _: order.append("event"))
     for one in work:
-        reactor.destroy(one, lambda: order.append("destroyed"))
+        reactor.destroy(one, lambda _: order.append("destroyed"))
     await until(lambda: all(one.started.is_set() for one in work[:-1]))
     channel.tell(1)
     for one in work[:-1]:
@@ -183,7 +214,7 @@ async def test_after_events_waits_for_a_destroy(channel: Channel) -> None:
     channel.tell(1)
     reactor.after_events(lambda: order.append("at once"))
     assert order == ["event", "at once"]
-    reactor.destroy(work)
+    reactor.destroy(work, ignore)
     await until(work.started.is_set)
     channel.tell(1)
     reactor.after_events(lambda: order.append("later"))
@@ -195,48 +226,38 @@ async def test_after_events_waits_for_a_destroy(channel: Channel) -> None:
     await close(reactor)
 
 
+# -- its life -------------------------------------------------------------------------------------
+
+
 @pytest.mark.anyio
-async def test_a_destruction_that_fails_is_logged_and_goes_on(
-    channel: Channel, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_destruction_that_fails_tells_its_caller(channel: Channel) -> None:
     reactor = make(channel)
-    then: list[str] = []
-    reactor.destroy(lambda: 1 / 0, lambda: then.append("then"))
+    then: list[Any] = []
+    reactor.destroy(lambda: 1 / 0, then.append)
     await until(lambda: then)
-    assert "ZeroDivisionError" in caplog.text
+    assert isinstance(then[0], ZeroDivisionError)
     reactor.subscribe(identifier(1), lambda _: then.append("event"))
     channel.tell(1)
     await until(lambda: len(then) == 2)
     await close(reactor)
 
 
-# -- its life -------------------------------------------------------------------------------------
-
-
 @pytest.mark.anyio
-async def test_the_last_user_closes_the_channel(channel: Channel) -> None:
-    reactor = make(channel)
-    reactor.retain()
-    told: list[str] = []
-    reactor.release(lambda: told.append("not the last"))
-    assert told == ["not the last"]
+async def test_it_stays_open_for_its_objects_and_for_a_destruction_under_way(
+    channel: Channel,
+) -> None:
+    reactor, work = make(channel), Work()
+    used = Closable(reactor)
+    await reactor.aclose_if_unused()
     assert not reactor.ended
+    used.leave()
+    reactor.destroy(work, ignore)
+    await until(work.started.is_set)
+    await reactor.aclose_if_unused()
+    assert not reactor.ended
+    work.may_end.set()
     await close(reactor)
     assert channel.closed
-    with pytest.raises(ClosedError):
-        reactor.retain()
-
-
-@pytest.mark.anyio
-async def test_it_stays_open_for_a_destruction_under_way(channel: Channel) -> None:
-    reactor, work = make(channel), Work()
-    reactor.destroy(work)
-    reactor.release()
-    await settle()
-    assert not channel.closed
-    work.may_end.set()
-    await until(lambda: channel.closed)
-    assert work.ended
 
 
 @pytest.fixture
@@ -252,15 +273,12 @@ def opening(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> Work:
     return opening
 
 
-PLAYED = Provider("played", None)
-
-
 @pytest.mark.anyio
-async def test_all_users_of_a_loop_share_one_reactor(channel: Channel, opening: Work) -> None:
+async def test_all_objects_of_a_loop_share_one_reactor(channel: Channel, opening: Work) -> None:
     reactors: list[Reactor] = []
 
     async def acquire() -> None:
-        reactors.append(await acquire_reactor(PLAYED))
+        reactors.append(await reactor_of(PLAYED))
 
     async with anyio.create_task_group() as group:
         for _ in range(3):
@@ -270,10 +288,6 @@ async def test_all_users_of_a_loop_share_one_reactor(channel: Channel, opening: 
         opening.may_end.set()
     (reactor,) = set(reactors)
     assert current_reactors() == [reactor]
-    assert reactor.users == 3
-    reactor.release()
-    reactor.release()
-    assert not reactor.ended
     await close(reactor)
     assert current_reactors() == []
 
@@ -283,7 +297,7 @@ def test_an_abandoned_acquisition_leaves_no_reactor(
     channel: Channel, opening: Work, use_uvloop: bool
 ) -> None:
     async def main() -> None:
-        task = asyncio.ensure_future(acquire_reactor(PLAYED))
+        task = asyncio.ensure_future(reactor_of(PLAYED))
         await until(opening.started.is_set)
         task.cancel()
         await settle()
@@ -304,7 +318,7 @@ async def test_each_provider_has_a_reactor_of_its_own(
     other = Channel()
     channels: dict[str, Any] = {"one": channel, "other": other}
     monkeypatch.setattr(reactor_module, "EventChannel", lambda provider: channels[provider.name])
-    reactors = [await acquire_reactor(Provider(name, None)) for name in channels]
+    reactors = [await reactor_of(Provider(name, None)) for name in channels]
     assert [reactor.channel for reactor in reactors] == list(channels.values())
     assert current_reactors() == reactors
     seen: list[str] = []
@@ -330,22 +344,24 @@ async def test_each_provider_has_a_reactor_of_its_own(
 def test_guards_of_a_loop_do_not_wait_for_each_other(
     channel: Channel, monkeypatch: pytest.MonkeyPatch, use_uvloop: bool
 ) -> None:
-    """The loop's end cancels both. Each waits for the program's task, which closes the reactors."""
+    """The loop's end cancels both. Each waits for the program's task, which closes its objects."""
     other = Channel()
     channels: dict[str, Any] = {"one": channel, "other": other}
     monkeypatch.setattr(reactor_module, "EventChannel", lambda provider: channels[provider.name])
     tasks: list[asyncio.Task[None]] = []
 
     async def work(acquired: asyncio.Event) -> None:
-        reactors = [await acquire_reactor(Provider(name, None)) for name in channels]
+        reactors = [await reactor_of(Provider(name, None)) for name in channels]
+        closables = [Closable(reactor) for reactor in reactors]
         acquired.set()
         try:
             await asyncio.sleep(3600)
         finally:
             await settle()
             assert not any(reactor.ended for reactor in reactors)
-            for reactor in reactors:
-                await close(reactor)
+            assert not any(each.is_asked for each in closables)
+            for each in closables:
+                each.leave()
 
     async def main() -> None:
         acquired = asyncio.Event()
@@ -365,12 +381,12 @@ async def test_a_childs_use_of_the_loops_reactor_is_an_error(
     channel: Channel, opening: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opening.may_end.set()
-    reactor = await acquire_reactor(PLAYED)
+    reactor = await reactor_of(PLAYED)
     with monkeypatch.context() as patch:
         patch.setattr(here, "pid", here.pid + 1)
         with pytest.raises(ForkError, match=r"forked child.*anew"):
-            await acquire_reactor(PLAYED)
+            await reactor_of(PLAYED)
         with pytest.raises(ForkError):
-            reactor.retain()
-    assert reactor.users == 1
+            Closable(reactor)
+    assert reactor.closables == {}
     await close(reactor)

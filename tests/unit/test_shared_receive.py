@@ -46,7 +46,7 @@ class Member:
         self.qp_num = qp_num
         self.queue_pair = SimpleNamespace(key=1000 + qp_num)
         self.on_close: list[Callable[[], None]] = []
-        self.life = SimpleNamespace(on_close=self.on_close)
+        self.teardown = SimpleNamespace(on_closed=self.on_close)
         self.failures: list[Exception] = []
         self.then = 0
 
@@ -71,7 +71,7 @@ class Connection:
 
 
 def make(hub: Any, **settings: int) -> Any:
-    reactor: Any = None
+    reactor: Any = SimpleNamespace(loop=hub.loop, enter=lambda _: None)
     shared: Any = SharedReceiveEndpoint(reactor, hub, SharedReceiveSettings(**settings))
     shared._made = True
     return shared

@@ -237,7 +237,7 @@ typedef struct {
     struct ibv_srq *shared; /* instead of queue_pair, in a SharedPort */
     unsigned long long max_message;
     Py_ssize_t max_inline, max_send_sge, max_recv_sge, max_read_sge;
-    PyObject *flushed; /* the error of a flushed receive, whose cause is known; or NULL */
+    PyObject *flushed; /* the error of flushed receives that no program sees; or NULL: not known */
     PyObject *remote;  /* the last RemoteMemory, which is immutable, and its fields: */
     unsigned long long remote_address, remote_length;
     unsigned int rkey;
@@ -374,6 +374,8 @@ int engine_wake(Waiter *waiter);
 /* Collect the waiters that are woken from now on, until engine_run_woken runs their tasks. */
 void engine_collect_woken(PyObject *list);
 int engine_run_woken(PyObject *list);
+/* Call a function while no task runs, and then run the tasks that it has woken. */
+PyObject *engine_call_then_run(PyObject *function);
 /*
  * `throw` and `close` of an awaitable that awaits another one, `inner`, or NULL. The caller holds a
  * reference to it.

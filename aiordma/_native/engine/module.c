@@ -63,6 +63,12 @@ static PyObject *use_data_path(PyObject *module, PyObject *address)
     return Py_NewRef(address);
 }
 
+static PyObject *call_then_run(PyObject *module, PyObject *function)
+{
+    (void)module;
+    return engine_call_then_run(function);
+}
+
 static PyObject *leak(PyObject *module, PyObject *kept)
 {
     (void)module;
@@ -88,6 +94,10 @@ static PyMethodDef functions[] = {
     {"grh_ends", engine_grh_ends, METH_O,
      "grh_ends($module, grh, /)\n--\n\n"
      "Return the GIDs of the sender and of the destination of a received datagram."},
+    {"call_then_run", call_then_run, METH_O,
+     "call_then_run($module, function, /)\n--\n\n"
+     "Call a function from the event loop, while no task runs, and then run the tasks that it has "
+     "woken: they need not wait for the loop's next turn. Return its result."},
     {"leak", leak, METH_O,
      "leak($module, kept, /)\n--\n\n"
      "Keep an object, and all that it refers to, for the life of the process. Cannot fail."},

@@ -315,6 +315,8 @@ static PyMethodDef methods[] = {
 
 static PyMemberDef members[] = {
     {"ready", T_BOOL, offsetof(Port, ready), 0, "Whether sends may be posted."},
+    {"flushed", T_OBJECT_EX, offsetof(Port, flushed), 0,
+     "The error of flushed receives that no program sees: the cause of the end."},
     {"can_send_datagrams", T_BOOL, offsetof(Port, can_send_datagrams), 0,
      "Whether datagrams may be posted."},
     {"max_datagram", T_ULONGLONG, offsetof(Port, max_datagram), 0,

@@ -184,6 +184,28 @@ int engine_run_woken(PyObject *list)
     return failed;
 }
 
+PyObject *engine_call_then_run(PyObject *function)
+{
+    if (collecting) /* a drain is under way, which runs the tasks */
+        return PyObject_CallNoArgs(function);
+    PyObject *woken = PyList_New(0);
+    if (!woken)
+        return NULL;
+    collecting = woken;
+    PyObject *result = PyObject_CallNoArgs(function);
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (engine_run_woken(woken)) {
+        if (type)
+            engine_log("a woken task was interrupted", function);
+        Py_CLEAR(result);
+    }
+    if (type)
+        PyErr_Restore(type, value, trace);
+    Py_DECREF(woken);
+    return result;
+}
+
 /* -- awaiting ----------------------------------------------------------------------------- */
 
 static void leave(Waiter *waiter)

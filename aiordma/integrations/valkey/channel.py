@@ -124,7 +124,7 @@ class ValkeyChannel:
         self._error: Exception | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._on_drained: Callable[[], object] | None = None
-        self._endpoint.life.on_end.append(self._ended)
+        self._endpoint.teardown.on_ended.append(self._ended)
         for block in self._blocks:
             self._post_receive(connection, block)
 
@@ -189,10 +189,9 @@ class ValkeyChannel:
     @property
     def at_eof(self) -> bool:
         """Whether the server has closed the connection; there may still be data to read."""
-        life = self._endpoint.life
         return (
             self._error is None
-            and life.has_ended
+            and self._endpoint.teardown.has_ended
             and self._endpoint.state is ConnectionState.DISCONNECTED
         )
 
@@ -201,7 +200,7 @@ class ValkeyChannel:
         if the server has closed the connection (`at_eof`)."""
         if self._error is not None:
             return detached(self._error)
-        if self._endpoint.life.has_ended and not self.at_eof:
+        if self._endpoint.teardown.has_ended and not self.at_eof:
             return self.write_error()
         return None
 

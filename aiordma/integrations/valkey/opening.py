@@ -153,10 +153,10 @@ async def open_connection(
         try:
             require_immediate(connection._endpoint)
             channel = ValkeyChannel(connection, buffer_bytes, close_timeout)
-            with answering.spending():
+            with answering:
                 await connection.establish()
             try:
-                with announcing.spending(), anyio.fail_after(seconds):
+                with announcing, anyio.fail_after(seconds):
                     await channel.begin()
             except TimeoutError:
                 raise ConnectTimeoutError(

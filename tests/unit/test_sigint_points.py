@@ -1,0 +1,83 @@
+"""SIGINT at random points of connect, send and close under asyncio's Runner: the first one cancels
+the main task, everything closes, and nothing is left."""
+
+import pytest
+
+from tests.unit.child import run_child
+
+pytestmark = pytest.mark.natively
+
+POINTS = """
+import asyncio, gc, logging, random, signal, sys, time
+import aiordma
+from aiordma.testing import software_objects
+
+loop, count, seed = {loop!r}, {count}, {seed}
+if loop == "uvloop":
+    import uvloop
+factory = {{"asyncio": None, "uvloop": loop == "uvloop" and uvloop.new_event_loop,
+           "polling": aiordma.new_event_loop}}[loop]
+lines = []
+logging.getLogger("aiordma").addHandler(handler := logging.Handler(logging.WARNING))
+handler.emit = lambda record: lines.append(record.getMessage())
+
+async def echo(connection):
+    async for message in connection:
+        await connection.send(message)
+
+async def main():
+    global inside
+    inside = True
+    try:
+        await connect_send_and_close()
+    finally:
+        inside = False  # Runner raises a later one anywhere
+
+async def connect_send_and_close():
+    async with aiordma.listen("127.0.0.1", 0, device="software") as listener:
+        serving = asyncio.ensure_future(listener.serve(echo))
+        for _ in range(2):
+            async with aiordma.connect("127.0.0.1", listener.port, device="software") as client:
+                await client.send(b"hello")
+                assert await client.receive() == b"hello"
+        serving.cancel()
+        await asyncio.wait([serving])
+
+inside = False
+
+def strike(*_):
+    if inside:
+        signal.raise_signal(signal.SIGINT)
+
+def once():
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+
+once()
+begun = time.perf_counter()
+once()
+longest = (time.perf_counter() - begun) * 1.2
+signal.signal(signal.SIGALRM, strike)
+moments, interrupted = random.Random(seed), 0
+for _ in range(count):
+    signal.setitimer(signal.ITIMER_REAL, max(moments.uniform(0, longest), 1e-6))
+    try:
+        once()
+    except KeyboardInterrupt:
+        interrupted += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+gc.collect()
+left = software_objects()
+del left["sockets"]  # of streams that say their end for two seconds more
+del left["contexts"]  # the connection manager's own stays
+assert not any(left.values()), left
+assert not lines, lines
+assert interrupted > count // 4, interrupted
+print(interrupted)
+"""
+
+
+@pytest.mark.promise("SIGINT ends a program as the event loop says")
+@pytest.mark.parametrize(("loop", "count"), [("asyncio", 1000), ("uvloop", 250), ("polling", 250)])
+def test_sigint_at_random_points_closes_everything(loop: str, count: int) -> None:
+    run_child(POINTS.format(loop=loop, count=count, seed=20261127))

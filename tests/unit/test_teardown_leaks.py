@@ -1,0 +1,203 @@
+"""What the driver refuses to destroy leaks: the object breaks, and stays for the life of the
+process with its memory and all that it was created on (docs/fault-model.md)."""
+
+import pytest
+
+from tests.unit.child import RUN, run_child
+
+pytestmark = pytest.mark.natively
+
+SETUP = """
+import asyncio, errno, gc, logging
+import aiordma, anyio
+from aiordma.testing import Faults, connected_pair, software_objects
+
+lines = []
+logging.getLogger("aiordma").addHandler(handler := logging.Handler(logging.ERROR))
+handler.emit = lambda record: lines.append(record.getMessage())
+
+async def open_connection():
+    async with await aiordma.listen("127.0.0.1", 0, device="software") as listener:
+        async def accept():
+            servers.append(await listener.accept())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(accept)
+            return await aiordma.connect("127.0.0.1", listener.port, device="software")
+
+async def open_domain():
+    return await aiordma.open_domain("127.0.0.1", device="software")
+
+async def open_datagram():
+    return await aiordma.open_datagram("127.0.0.1", device="software")
+
+async def open_shared_receive():
+    return await aiordma.open_shared_receive("127.0.0.1", device="software", buffers=4)
+
+async def open_listener():
+    return await aiordma.listen("127.0.0.1", 0, device="software")
+
+servers = []
+"""
+
+REFUSED = """
+async def refuse(open_one, slot, kind):
+    opened = await open_one()
+    for attempt in range(2):
+        with Faults() as faults:
+            if not attempt:
+                faults.refuse_call(slot, errno.EIO, times=0)
+            try:
+                await opened.aclose()
+            except aiordma.VerbsCallError as error:
+                assert error.errno == errno.EIO, error
+            else:
+                raise AssertionError("it was closed")
+    del opened
+    gc.collect()
+    assert len(lines) == 1 and "stays allocated for the life of the process" in lines[0], lines
+
+async def main():
+    await refuse({open_one}, {slot!r}, {kind!r})
+    for server in servers:
+        await server.ended()  # the peer of the connection that leaks
+        await server.aclose()
+
+run({loop!r}, main)
+gc.collect()
+left = software_objects()
+assert left[{kind!r}] >= 1, left  # also after the loop's end
+assert left["contexts"] and left["event_channels"], left  # what it was created on
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize(
+    ("open_one", "slot", "kind"),
+    [
+        ("open_connection", "destroy_qp", "queue_pairs"),
+        ("open_connection", "destroy_id", "identifiers"),
+        ("open_datagram", "destroy_qp", "queue_pairs"),
+        ("open_shared_receive", "destroy_srq", "shared_receives"),
+        ("open_domain", "dealloc_pd", "domains"),
+        ("open_listener", "destroy_id", "identifiers"),
+    ],
+)
+def test_refused_close_leaks_raises_twice_and_says_so_once(
+    open_one: str, slot: str, kind: str, loop: str
+) -> None:
+    source = REFUSED.format(open_one=open_one, slot=slot, kind=kind, loop=loop)
+    run_child(RUN, SETUP, source)
+
+
+WAITERS = """
+async def main():
+    client = await open_connection()
+    waiting = asyncio.ensure_future(client.receive())
+    await asyncio.sleep(0.01)
+    with Faults() as faults:
+        faults.refuse_call("destroy_qp", errno.EIO, times=0)
+        try:
+            await client.aclose()
+        except aiordma.VerbsCallError:
+            pass
+    for each in (waiting, client.send(b"x")):
+        try:
+            await each
+        except aiordma.ClosedError:
+            pass
+        else:
+            raise AssertionError(each)
+    assert isinstance(await client.ended(), aiordma.ClosedError)
+    async with connected_pair() as (one, other):  # the device goes on
+        await one.send(b"hello")
+        assert await other.receive() == b"hello"
+    for server in servers:
+        await server.aclose()
+
+run("asyncio", main)
+"""
+
+
+def test_waiters_of_an_object_that_leaks_get_an_error_and_others_go_on() -> None:
+    run_child(RUN, SETUP, WAITERS)
+
+
+LATE_WRITE = """
+from aiordma import Access
+from aiordma._native import ffi
+from tests.waiting import wait_until
+
+async def leak():
+    client = await open_connection()
+    region = client.register(bytearray(64), Access.REMOTE_WRITE)
+    remote = region.remote()
+    with Faults() as faults:
+        faults.refuse_call("destroy_qp", errno.EIO, times=0)
+        try:
+            await client.aclose()
+        except aiordma.VerbsCallError:
+            return remote
+    raise AssertionError("it was closed")
+
+async def main():
+    remote = await leak()
+    for server in servers:
+        await server.aclose()
+    servers.clear()
+    for _ in range(3):
+        gc.collect()
+    others = [bytearray(64) for _ in range(1000)]  # where freed memory was
+    async with connected_pair() as (one, other):
+        await one.write(b"too late", remote[:8])
+    memory = ffi.buffer(ffi.cast("char *", remote.address), 64)
+    assert memory[:8] == b"too late"
+    assert memory[8:] == bytes(56)
+    assert not any(map(any, others))
+
+run("asyncio", main)
+"""
+
+
+@pytest.mark.promise("A buffer is held until its request completes")
+def test_late_write_reaches_memory_of_a_connection_that_leaks() -> None:
+    """Everything is dropped and collected, and a peer of the domain still writes to it."""
+    run_child(RUN, SETUP, LATE_WRITE)
+
+
+UNFORESEEN = """
+import array, weakref
+from aiordma._endpoint.endpoint import Endpoint
+
+kept = []
+
+async def main():
+    client = await open_connection()
+    memory = array.array("B", bytes(64))
+    client.register(memory)
+    kept.append(weakref.ref(memory))
+    flush, Endpoint.{step} = Endpoint.{step}, lambda *_: 1 / 0
+    for _ in range(2):
+        try:
+            await client.aclose()
+        except ZeroDivisionError:
+            Endpoint.{step} = flush
+        else:
+            raise AssertionError("it was closed")
+    del client, memory
+    for server in servers:
+        await server.aclose()
+    servers.clear()
+    gc.collect()
+    assert len(lines) == 1 and "division by zero" in lines[0], lines
+
+run("asyncio", main)
+gc.collect()
+assert software_objects()["queue_pairs"] == {left}, software_objects()
+assert kept[0]() is not None  # the memory, also after the loop's end
+"""
+
+
+@pytest.mark.parametrize(("step", "left"), [("_flush", 1), ("_destroy", 1), ("_destroyed", 0)])
+def test_error_that_nobody_foresaw_leaks_the_object(step: str, left: int) -> None:
+    run_child(RUN, SETUP, UNFORESEEN.format(step=step, left=left))
