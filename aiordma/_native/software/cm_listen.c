@@ -365,6 +365,7 @@ static int start_listening(struct sw_identifier *identifier, int backlog)
     struct sw_connection *connection = identifier->connection;
 
     connection->watch.ready = accept_some;
+    connection->watch.is_last = 1;
     connection->backlog = (uint32_t)backlog;
     identifier->timer.expired = listen_again;
     if (connection->spare < 0)

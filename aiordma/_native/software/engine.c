@@ -54,21 +54,27 @@ static void ring(void)
     }
 }
 
+/* The watch of an event; NULL: it has been removed, or it is the bell. */
+static struct sw_watch *watch_of(const struct epoll_event *event)
+{
+    const struct slot *slot = &engine.slots[(uint32_t)event->data.u64];
+
+    return slot->generation == (uint32_t)(event->data.u64 >> 32) ? slot->watch : NULL;
+}
+
 static void serve(const struct epoll_event *event)
 {
-    uint32_t slot = (uint32_t)event->data.u64;
-    uint32_t generation = (uint32_t)(event->data.u64 >> 32);
+    struct sw_watch *watch = watch_of(event);
     uint64_t count;
 
     sw_add_work(SW_FRAME_WORK);
-    if (!slot) {
+    if (!(uint32_t)event->data.u64) {
         if (read(engine.bell, &count, sizeof(count)) < 0) {
             /* An earlier read has taken this ring's count, too. */
         }
         return;
     }
-    struct sw_watch *watch = engine.slots[slot].watch;
-    if (watch && engine.slots[slot].generation == generation)
+    if (watch)
         watch->ready(watch, event->events);
 }
 
@@ -80,8 +86,12 @@ void sw_serve(int epoll)
     /* Serve all events that epoll_wait returned, or it would return the same ones again. */
     do {
         count = epoll_wait(epoll, events, PART_OF_TURN, 0);
-        for (int i = 0; i < count; i++)
-            serve(&events[i]);
+        for (int last = 0; last < 2; last++)
+            for (int i = 0; i < count; i++) {
+                const struct sw_watch *watch = watch_of(&events[i]);
+                if (watch && watch->is_last == last)
+                    serve(&events[i]);
+            }
     } while (count == PART_OF_TURN && !sw_turn_is_over());
 }
 

@@ -12,6 +12,7 @@ struct sw_watch {
     uint32_t events;
     uint32_t slot; /* the engine's; 0: not watched */
     int epoll;     /* that has fd: the engine's, or one that the program's thread serves */
+    int is_last;   /* served after others of that epoll: a new peer came after what these have */
 };
 
 /*
