@@ -4,6 +4,7 @@ The transitions come from man ibv_modify_qp (InfiniBand spec vol. 1, 11.2.5.2, t
 the error of a wrong modify names the attribute, where C returns EINVAL.
 """
 
+from collections.abc import Callable
 from enum import Enum
 
 from aiordma._base.enums import CmEventType, QueuePairState, QueuePairType
@@ -138,7 +139,8 @@ def check_transition(
 class ConnectionState(Enum):
     """The state of a connection. Every change is to a state further down this list."""
 
-    __hash__ = object.__hash__  # Enum's is written in Python; members are compared by identity
+    __hash__: Callable[[object], int] = object.__hash__  # type: ignore[assignment]
+    """Enum's is written in Python; members are compared by identity."""
 
     RESOLVING_ADDRESS = "resolving the address"
     RESOLVING_ROUTE = "resolving the route"

@@ -10,6 +10,9 @@
  *   same_work DEVICE ask ADDRESS PORT POLLING connect SIZE MILLISECONDS
  *       prints how many connections were made, one after the other, and the nanoseconds in all: each
  *       sends one message, receives its echo and closes
+ *   same_work DEVICE ask ADDRESS PORT POLLING at_once SIZE CONNECTIONS
+ *       prints the nanoseconds from the first of so many connects, which begin together, to the last
+ *       echo
  *
  * With a depth of 1, so many FUNCTIONS, each at an address of its own, are called between two
  * operations, outside of their times.
@@ -31,7 +34,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
-enum { ECHO, SEND, READ, WRITE, OPERATIONS, CONNECT };
+enum { ECHO, SEND, READ, WRITE, OPERATIONS, CONNECT, AT_ONCE };
 enum { BATCH = 32, SAMPLES = 1 << 20, RESOURCES = 16, STOP = 1, TIMEOUT_MS = 5000 };
 enum { FUNCTIONS = 4096, APART = 64 };
 
@@ -135,7 +138,7 @@ static void post(uint32_t number, uint32_t piece, enum ibv_wr_opcode opcode, uin
 /* A client that has its echo may close before its device has confirmed it. */
 static int may_be_flushed(void)
 {
-    return here.is_server && here.work.operation == CONNECT;
+    return here.is_server && here.work.operation >= CONNECT;
 }
 
 /* Wait until something has completed. */
@@ -180,7 +183,7 @@ static uint32_t receives_of_each(void)
 
     if (here.work.operation == ECHO)
         return here.is_server ? 2 * depth + 1 : depth;
-    if (here.work.operation == CONNECT)
+    if (here.work.operation >= CONNECT)
         return 1;
     return here.is_server && here.work.operation == SEND ? here.work.receives : 1;
 }
@@ -276,16 +279,8 @@ static void make_peers(uint32_t count)
     check(!here.peers, "calloc");
 }
 
-static void accept_one(uint32_t number)
+static void answer(uint32_t number, struct rdma_cm_id *id)
 {
-    struct rdma_cm_event *event = event_of(RDMA_CM_EVENT_CONNECT_REQUEST);
-    struct rdma_cm_id *id = event->id;
-
-    check(event->param.conn.private_data_len < sizeof(here.work), "the client does not ask");
-    memcpy(&here.work, event->param.conn.private_data, sizeof(here.work));
-    here.calls->ack_cm_event(event);
-    if (!here.peers)
-        make_peers(here.work.connections);
     set_up(number, id);
     struct place place = {(uintptr_t)here.peers[number].memory, here.peers[number].region->rkey};
     struct rdma_conn_param parameters = {
@@ -296,10 +291,23 @@ static void accept_one(uint32_t number)
         .rnr_retry_count = 7,
     };
     check(here.calls->accept(id, &parameters), "rdma_accept");
+}
+
+static void accept_one(uint32_t number)
+{
+    struct rdma_cm_event *event = event_of(RDMA_CM_EVENT_CONNECT_REQUEST);
+    struct rdma_cm_id *id = event->id;
+
+    check(event->param.conn.private_data_len < sizeof(here.work), "the client does not ask");
+    memcpy(&here.work, event->param.conn.private_data, sizeof(here.work));
+    here.calls->ack_cm_event(event);
+    if (!here.peers)
+        make_peers(here.work.connections);
+    answer(number, id);
     pass(RDMA_CM_EVENT_ESTABLISHED);
 }
 
-static void connect_one(uint32_t number, struct sockaddr_in *address)
+static void request(struct rdma_cm_id *id)
 {
     struct rdma_conn_param parameters = {
         .private_data = &here.work,
@@ -309,6 +317,12 @@ static void connect_one(uint32_t number, struct sockaddr_in *address)
         .retry_count = 7,
         .rnr_retry_count = 7,
     };
+
+    check(here.calls->connect(id, &parameters), "rdma_connect");
+}
+
+static void connect_one(uint32_t number, struct sockaddr_in *address)
+{
     struct rdma_cm_event *event;
     struct rdma_cm_id *id;
 
@@ -319,7 +333,7 @@ static void connect_one(uint32_t number, struct sockaddr_in *address)
     check(here.calls->resolve_route(id, TIMEOUT_MS), "rdma_resolve_route");
     pass(RDMA_CM_EVENT_ROUTE_RESOLVED);
     set_up(number, id);
-    check(here.calls->connect(id, &parameters), "rdma_connect");
+    request(id);
     event = event_of(RDMA_CM_EVENT_ESTABLISHED);
     check(event->param.conn.private_data_len < sizeof(struct place), "the server does not say");
     memcpy(&here.peers[number].place, event->param.conn.private_data, sizeof(struct place));
@@ -387,6 +401,71 @@ static void ask_connects(struct sockaddr_in *address, uint64_t nanoseconds)
     close_one(here.peers[0].id);
 }
 
+/* -- connections that begin together ------------------------------------------------------ */
+
+/* Do what follows an event, until all connections but the first, which exists, are established. */
+static void establish_all(void (*follow)(struct rdma_cm_id *id, enum rdma_cm_event_type type))
+{
+    struct rdma_cm_event *event;
+
+    for (uint32_t left = here.work.connections - 1; left;) {
+        check(here.calls->get_cm_event(here.channel, &event), "rdma_get_cm_event");
+        struct rdma_cm_id *id = event->id;
+        enum rdma_cm_event_type type = event->event;
+        here.calls->ack_cm_event(event);
+        left -= type == RDMA_CM_EVENT_ESTABLISHED;
+        follow(id, type);
+    }
+}
+
+static void follow_accepting(struct rdma_cm_id *id, enum rdma_cm_event_type type)
+{
+    static uint32_t next = 1;
+
+    if (type == RDMA_CM_EVENT_CONNECT_REQUEST)
+        answer(next++, id);
+}
+
+static void follow_connecting(struct rdma_cm_id *id, enum rdma_cm_event_type type)
+{
+    uint32_t number = (uint32_t)(uintptr_t)id->context;
+
+    if (type == RDMA_CM_EVENT_ADDR_RESOLVED) {
+        check(here.calls->resolve_route(id, TIMEOUT_MS), "rdma_resolve_route");
+    } else if (type == RDMA_CM_EVENT_ROUTE_RESOLVED) {
+        set_up(number, id);
+        request(id);
+    } else if (type == RDMA_CM_EVENT_ESTABLISHED) {
+        post(number, 1, IBV_WR_SEND, here.work.size);
+    } else {
+        fprintf(stderr, "event %d\n", type);
+        exit(1);
+    }
+}
+
+static void ask_at_once(struct sockaddr_in *address)
+{
+    struct ibv_wc found[BATCH];
+    struct rdma_cm_id *id;
+
+    make_peers(here.work.connections);
+    connect_one(0, address);
+    uint64_t began = now();
+    for (uint32_t i = 1; i < here.work.connections; i++) {
+        check(here.calls->create_id(here.channel, &id, (void *)(uintptr_t)i, RDMA_PS_TCP),
+              "rdma_create_id");
+        check(here.calls->resolve_addr(id, NULL, (struct sockaddr *)address, TIMEOUT_MS),
+              "rdma_resolve_addr");
+    }
+    establish_all(follow_connecting);
+    for (uint32_t left = 2 * (here.work.connections - 1); left;) /* the sends and the receives */
+        left -= (uint32_t)completions(found);
+    printf("%llu\n", (unsigned long long)(now() - began));
+    post(0, 1, IBV_WR_SEND, STOP);
+    while (!ibv_poll_cq(here.queue, 1, found))
+        ; /* it may fail: the server ends by it */
+}
+
 /* -- the two sides ------------------------------------------------------------------------ */
 
 static void serve(struct sockaddr_in *address)
@@ -402,7 +481,9 @@ static void serve(struct sockaddr_in *address)
         serve_connects();
         return;
     }
-    for (uint32_t i = 1; i < here.work.connections; i++)
+    if (here.work.operation == AT_ONCE)
+        establish_all(follow_accepting);
+    for (uint32_t i = 1; i < here.work.connections && here.work.operation != AT_ONCE; i++)
         accept_one(i);
     if (here.work.operation >= READ)
         here.polling = 0; /* nothing to do meanwhile */
@@ -413,9 +494,9 @@ static void serve(struct sockaddr_in *address)
             int arrived = found[i].opcode & IBV_WC_RECV;
             if (arrived && found[i].byte_len == STOP)
                 return;
-            if (arrived && here.work.operation == ECHO)
+            if (arrived && (here.work.operation == ECHO || here.work.operation == AT_ONCE))
                 post(peer, piece, IBV_WR_SEND, here.work.size);
-            else
+            else if (here.work.operation != AT_ONCE)
                 post_receive(peer, piece);
         }
     }
@@ -571,6 +652,14 @@ int main(int count, char **words)
         if (here.work.size <= STOP)
             return 2;
         ask_connects(&address, (uint64_t)atoi(words[8]) * 1000000);
+        return 0;
+    }
+    if (count == 9 && !strcmp(words[6], "at_once")) {
+        here.work =
+            (struct work){AT_ONCE, (uint32_t)atoi(words[7]), 1, (uint32_t)atoi(words[8]) + 1, 1};
+        if (here.work.size <= STOP)
+            return 2;
+        ask_at_once(&address);
         return 0;
     }
     if (count != 14)

@@ -80,6 +80,19 @@ def connects(host: str, device: str, size: int, seconds: float) -> Reading:
     return Reading(count / nanoseconds * 1e9, extra={"count": count})
 
 
+def connects_at_once(host: str, device: str, size: int, count: int) -> Reading:
+    """Return the milliseconds from the first of so many connects, which begin together, to the last
+    echo; both sides sleep."""
+    place = [host, free_port(), "0"]
+    printed = against_itself(
+        _program(device),
+        ["ask", *place, "at_once", str(size), str(count)],
+        ["serve", *place],
+        more_seconds=count * CONNECTION_SECONDS,
+    )
+    return Reading(int(printed) / 1e6)
+
+
 def _program(device: str) -> list[str]:
     return [str(compile_same_work()), "software" if device == "software" else "rdma-core"]
 
