@@ -3,7 +3,7 @@ the main task, everything closes, and nothing is left."""
 
 import pytest
 
-from tests.unit.child import run_child
+from tests.unit.child import RUN, run_child
 
 pytestmark = pytest.mark.natively
 
@@ -81,3 +81,54 @@ print(interrupted)
 @pytest.mark.parametrize(("loop", "count"), [("asyncio", 1000), ("uvloop", 250), ("polling", 250)])
 def test_sigint_at_random_points_closes_everything(loop: str, count: int) -> None:
     run_child(POINTS.format(loop=loop, count=count, seed=20261127))
+
+
+SECOND = """
+import os, signal, threading, time
+from aiordma import streams
+
+async def hold(connection):
+    await asyncio.sleep(1000)  # receives nothing
+
+async def accepted(reader, writer):
+    await asyncio.sleep(1000)  # reads nothing
+
+async def main():
+    global interrupted
+    async with (
+        aiordma.listen("127.0.0.1", 0, device="software") as listener,
+        await streams.start_server(accepted, "127.0.0.1", 0, device="software") as server,
+    ):
+        serving = asyncio.ensure_future(listener.serve(hold))
+        client = await aiordma.connect("127.0.0.1", listener.port, device="software")
+        requests = [client.post_send(bytes(1000)) for _ in range(8)]
+        host, port = server.sockets[0].getsockname()[:2]
+        reader, writer = await streams.open_connection(host, port, device="software")
+        writer.write(bytes(64 << 20))  # most of it waits for the reader
+        try:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(1000)
+        finally:
+            asyncio.get_running_loop().call_later(0.1, second)
+            await asyncio.sleep(1000)  # the program's own end: whoever waits for it interrupts again
+
+def second():
+    global interrupted
+    interrupted = time.monotonic()
+    signal.raise_signal(signal.SIGINT)
+
+try:
+    run({loop!r}, main)
+except KeyboardInterrupt:
+    print(time.monotonic() - interrupted)
+"""
+
+A_SECOND = 3.0
+"""On a machine that is three times slower."""
+
+
+@pytest.mark.promise("SIGINT ends a program as the event loop says")
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop", "polling"])
+def test_second_sigint_ends_the_program_in_a_second(loop: str) -> None:
+    """Requests that no peer receives, and a backlog that no peer reads, do not hold up the end."""
+    assert float(run_child(RUN, SECOND.format(loop=loop)).split()[-1]) < A_SECOND
