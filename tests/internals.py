@@ -37,7 +37,7 @@ def hub_of(user: User | SharedReceiveQueue) -> DeviceHub:
 
 def probes_of(user: User) -> int:
     """How many entries it has reserved beyond its options, for the probe of a silent peer."""
-    return user._endpoint._spare
+    return int(user._endpoint.pair.has_probe_entry)
 
 
 def drain_of(user: User | SharedReceiveQueue) -> Drain:
@@ -68,21 +68,21 @@ def identifier_of(user: User) -> Identifier:
 
 
 def queue_pair_of(user: User) -> QueuePair:
-    pair = user._endpoint.queue_pair
+    pair = user._endpoint.pair.raw
     assert pair is not None
     return pair
 
 
 def completion_queue_of(user: User) -> CompletionQueue:
     """The completion queue of its sends."""
-    share = endpoint_of(user)._queue
+    share = endpoint_of(user).pair._share
     assert share is not None
     return share.queue
 
 
 def free_sends(user: User) -> int:
     """Free slots of the send queue."""
-    return user._endpoint.sends.slots.free
+    return user._endpoint.work.sends.slots.free
 
 
 def open_regions(user: User) -> int:

@@ -37,7 +37,7 @@ class _Collected:
     def __init__(self, endpoint: Endpoint, signal_last_only: bool) -> None:
         self._endpoint = endpoint
         self._signal_last_only = signal_last_only
-        self.port = ChainPort(endpoint.port)
+        self.port = ChainPort(endpoint.work.port)
         self.port.signal_last_only = signal_last_only
         self._works: list[SendWork] = []  # of the requests that are not plain
         self._staged: list[Staged] = []
@@ -63,7 +63,7 @@ class _Collected:
             staged.own()
             work.sges = staged.sges
             self._staged.append(staged)  # holds the inline bytes until they are posted
-        request = self._endpoint.sends.prepare(work)
+        request = self._endpoint.work.sends.prepare(work)
         self._works.append(work)
         self.port.add(request)
         return request
@@ -82,18 +82,18 @@ class _Collected:
     def post(self, requests: list[WorkRequest]) -> None:
         """Post all requests: those of `port.requests`."""
         if len(self._works) == len(requests):  # no request is plain
-            self._endpoint.sends.post_prepared(
+            self._endpoint.work.sends.post_prepared(
                 self._works, requests, signal_last_only=self._signal_last_only
             )
         else:
-            self._endpoint.sends.post_collected(
+            self._endpoint.work.sends.post_collected(
                 self.port, self._works, requests, signal_last_only=self._signal_last_only
             )
 
     def raise_refused(self) -> None:
         """Raise the error of the engine's post at the end of the block."""
         error, self.port.error = self.port.error, 0
-        self._endpoint.sends.chain_posted(
+        self._endpoint.work.sends.chain_posted(
             error, self.port.posted, self.port.requests(), self._signal_last_only
         )
 

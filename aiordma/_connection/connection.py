@@ -116,8 +116,8 @@ class Connection(ObjectStream[bytes]):
         self._handshake = handshake
         self._shared = shared
         self._staging = Staging(endpoint)
-        self._port = endpoint.port
-        self._posts = Posts(endpoint, self._staging, endpoint.sends)
+        self._port = endpoint.work.port
+        self._posts = Posts(endpoint, self._staging, endpoint.work.sends)
         self._messages = MessageQueue(endpoint, shared)
         self._begun = False
         self.private_data: bytes = b""
@@ -201,7 +201,7 @@ class Connection(ObjectStream[bytes]):
         """The number of the local queue pair (`ibv_qp.qp_num`), which identifies it in the device,
         in traces and in the peer's `query().dest_qp_num`. The property does not change when the
         connection closes, but the device can then give the number to another queue pair."""
-        return self._endpoint.qp_num
+        return self._endpoint.pair.number
 
     @property
     def context(self) -> Context:
@@ -239,7 +239,7 @@ class Connection(ObjectStream[bytes]):
         acknowledgements; on iWARP 1 to 900. Hardware may take up to four times as long. With
         retry_count=7, rxe retransmits without limit, and this number does not hold. See
         `ConnectionOptions.peer_timeout`."""
-        return self._endpoint.peer_timeout
+        return self._endpoint.pair.peer_timeout
 
     def query(self) -> QueuePairAttributes:
         """Query the queue pair's attributes that are in force: the values that the handshake
@@ -254,8 +254,8 @@ class Connection(ObjectStream[bytes]):
         See: man ibv_query_qp.
         """
         self._endpoint.require_usable()
-        assert self._endpoint.queue_pair is not None
-        return self._endpoint.queue_pair.attributes()
+        assert self._endpoint.pair.raw is not None
+        return self._endpoint.pair.raw.attributes()
 
     def statistics(self) -> RequestStatistics:
         """Return the counters of the connection's requests. They remain after its end. The
@@ -494,7 +494,7 @@ class Connection(ObjectStream[bytes]):
         self._endpoint.require_usable()
         staged = self._staging.receive(parts, where)
         try:
-            return self._endpoint.receives.submit(
+            return self._endpoint.work.receives.submit(
                 staged.sges, staged.count, staged.length, staged.held
             )
         except BaseException:
@@ -1068,7 +1068,7 @@ class Connection(ObjectStream[bytes]):
         check_window_memory(self._endpoint, memory, access, "bind")
         window = await self.open_window(kind)
         try:
-            with await self._endpoint.sends.slots.take() as slot:
+            with await self._endpoint.work.sends.slots.take() as slot:
                 request = self._posts.bind(window, memory, access, "bind", slot=slot)
             await request
         except BaseException:

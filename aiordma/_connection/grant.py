@@ -104,7 +104,9 @@ class Grant:
         left. `leave` is called when the memory is released, and may be called before: it permits
         the reactor and the domain to close."""
         endpoint, self._leave = self._endpoint, leave
-        has_windows = bool(endpoint.hub.attributes.max_mw) and endpoint.service is QueuePairType.RC
+        has_windows = (
+            bool(endpoint.hub.attributes.max_mw) and endpoint.pair.service is QueuePairType.RC
+        )
         if isinstance(self._memory, MemorySlice):
             self._memory._hold()  # a closed region raises here
             self._held = self._memory
@@ -166,7 +168,7 @@ class Grant:
         endpoint, kind = self._endpoint, MemoryWindowType.TYPE_2
         window = BoundWindow(endpoint, MemoryWindow(endpoint.domain, kind))
         try:
-            with await endpoint.sends.slots.take() as slot:
+            with await endpoint.work.sends.slots.take() as slot:
                 request = posts.bind(window, part, self._access, "grant", slot=slot)
             await request
         except BaseException:

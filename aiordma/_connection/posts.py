@@ -99,7 +99,7 @@ class Posts:
     ) -> WorkRequest:
         # Take the slot before staging: a task that waits for a slot holds no memory, and the
         # buffers are posted right after they are checked.
-        with await self._endpoint.sends.slots.take() as slot:
+        with await self._endpoint.work.sends.slots.take() as slot:
             staged = await self._staging.prepare(stage, parts, where)
             return self._submit(work, staged, where, slot)
 
@@ -130,7 +130,7 @@ class Posts:
 
     @protected
     async def _post_atomic_when_free(self, work: SendWork) -> "tuple[WorkRequest, _Landing]":
-        with await self._endpoint.sends.slots.take() as slot:
+        with await self._endpoint.work.sends.slots.take() as slot:
             # The request releases `landing` when it completes, which reads the value.
             landing = _Landing(self._endpoint.pool.lease(8))
             work.sges, work.count, work.length = landing.lease.memory._sge, 1, 8
@@ -198,7 +198,7 @@ class Posts:
 
     async def invalidate_when_free(self, window: BoundWindow, call: str) -> WorkRequest:
         """Post the invalidation of a window when a slot is free."""
-        with await self._endpoint.sends.slots.take() as slot:
+        with await self._endpoint.work.sends.slots.take() as slot:
             return self.invalidate(window, call, slot=slot)
 
 

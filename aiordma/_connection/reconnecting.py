@@ -176,7 +176,7 @@ class Session:
         self._connection = connection
         self._retry_on = retry_on
         self._cause: Exception | None = None
-        connection._endpoint.failed_sends = []
+        connection._endpoint.work.failed_sends = []
 
     def __repr__(self) -> str:
         return f"<Session {self.number}: {self._connection!r}>"
@@ -208,7 +208,7 @@ class Session:
         return self._uncertain
 
     def _failed(self) -> tuple[WorkRequest, ...]:
-        return tuple(self._connection._endpoint.failed_sends or ())
+        return tuple(self._connection._endpoint.work.failed_sends or ())
 
     async def aclose(self) -> None:
         """Close the connection. Idempotent.

@@ -74,18 +74,18 @@ class SharedReceiveMembers:
     def serve(self, endpoint: Endpoint, messages: MessageQueue, connection: Connection) -> None:
         """Deliver the receives that the endpoint's queue pair consumes. Call this before its
         handshake."""
-        if endpoint.qp_num in self._by_number:
+        if endpoint.pair.number in self._by_number:
             # An earlier queue pair had this number. Deliver its remaining completions first.
             self._hub.drain()
-        self._by_number[endpoint.qp_num] = _Member(endpoint, connection)
-        self.queues[endpoint.qp_num] = messages.queue
+        self._by_number[endpoint.pair.number] = _Member(endpoint, connection)
+        self.queues[endpoint.pair.number] = messages.queue
         self._watch_for_last_wqe(endpoint)
         endpoint.teardown.on_closed.append(lambda: self._forget(endpoint))
 
     def _forget(self, endpoint: Endpoint) -> None:
-        member = self._by_number.get(endpoint.qp_num)
+        member = self._by_number.get(endpoint.pair.number)
         if member is not None and member.endpoint is endpoint:
-            del self._by_number[endpoint.qp_num], self.queues[endpoint.qp_num]
+            del self._by_number[endpoint.pair.number], self.queues[endpoint.pair.number]
 
     # -- the last receive of a queue pair -----------------------------------------------------
 
@@ -115,8 +115,8 @@ class SharedReceiveMembers:
                 self._reports_last_wqe = True
                 self._end_wait(endpoint)
 
-        assert endpoint.queue_pair is not None
-        self._hub.on_object_event[endpoint.queue_pair.key] = handle
+        assert endpoint.pair.raw is not None
+        self._hub.on_object_event[endpoint.pair.raw.key] = handle
 
     def _last_wqe_timed_out(self, endpoint: Endpoint) -> None:
         if self._reports_last_wqe is None:

@@ -192,7 +192,7 @@ class UnmanagedConnection(Connection):
         self._port_num = port
         self._connecting = False
         self.address: QueuePairAddress = QueuePairAddress(
-            endpoint.qp_num,
+            endpoint.pair.number,
             int.from_bytes(os.urandom(_PSN_BYTES)),
             context.query_gid(port, gid_index),
             context.query_port(port).lid,
@@ -202,16 +202,16 @@ class UnmanagedConnection(Connection):
     @property
     def service(self) -> QueuePairType:
         """RC or UC."""
-        return self._endpoint.service
+        return self._endpoint.pair.service
 
     def _initialize(self, pkey_index: int) -> None:
         """Move the queue pair from RESET to INIT. `open_queue_pair` calls this."""
         access = REMOTE_ACCESS
-        if self._endpoint.service is QueuePairType.UC:
+        if self._endpoint.pair.service is QueuePairType.UC:
             access = Access.REMOTE_WRITE
         elif self._endpoint.hub.attributes.atomic_cap is AtomicCapability.NONE:
             access &= ~Access.REMOTE_ATOMIC
-        pair = self._endpoint.queue_pair
+        pair = self._endpoint.pair.raw
         assert pair is not None
         pair.modify(QueuePairState.INIT, pkey_index=pkey_index, port=self._port_num, access=access)
 
@@ -278,7 +278,7 @@ class UnmanagedConnection(Connection):
         self._set_established(b"")
 
     def _connect(self, peer: QueuePairAddress, vector: AddressVector, path_mtu: Mtu) -> None:
-        pair, options = self._endpoint.queue_pair, self._endpoint.options
+        pair, options = self._endpoint.pair.raw, self._endpoint.options
         device = self._endpoint.hub.attributes
         assert pair is not None
         common = {"path_mtu": path_mtu, "dest_qp_num": peer.qp_num, "rq_psn": peer.psn}

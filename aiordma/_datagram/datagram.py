@@ -68,8 +68,8 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
     def __init__(self, endpoint: DatagramEndpoint, host: str) -> None:
         self._endpoint = endpoint
         self._staging = Staging(endpoint)
-        self._port = endpoint.port
-        self._posts = Posts(endpoint, self._staging, endpoint.sends)
+        self._port = endpoint.work.port
+        self._posts = Posts(endpoint, self._staging, endpoint.work.sends)
         self._host = host
         self._local = endpoint.local_address
         assert endpoint.received is not None
@@ -106,7 +106,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
     @property
     def qp_num(self) -> int:
         """The number of the local queue pair. It does not change when the socket closes."""
-        return self._endpoint.qp_num
+        return self._endpoint.pair.number
 
     @property
     def context(self) -> Context:
@@ -450,7 +450,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         # would hold up what is sent to others.
         handle = await self._endpoint.handles.obtain(vector)
         try:
-            with await self._endpoint.sends.slots.take() as slot:
+            with await self._endpoint.work.sends.slots.take() as slot:
                 return self._post(work, peer, handle, parts, where, slot)
         finally:
             handle.release()  # a posted request holds it itself
@@ -543,7 +543,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
                 "one: use receive(), or open it with receive_buffers=0"
             )
         endpoint.require_usable()
-        most = endpoint.capacity.max_recv_sge - 1
+        most = endpoint.pair.capacity.max_recv_sge - 1
         if len(given) > most:
             raise ValueError(
                 f"{call}(): {len(given)} parts: expected at most {most}, because the header takes "
@@ -567,7 +567,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         staged = self._staging.receive(given, where)
         endpoint = self._endpoint
         try:
-            return endpoint.receives.submit(
+            return endpoint.work.receives.submit(
                 header.memory._sge + staged.sges,
                 1 + staged.count,
                 GRH_BYTES + staged.length,

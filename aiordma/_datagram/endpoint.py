@@ -80,7 +80,7 @@ class DatagramEndpoint(Endpoint):
     def __repr__(self) -> str:
         state = "" if self.cause is None else f": {self.state.value}"
         name = self.hub.context.device_name
-        return f"<Datagram {self.qp_num:#x} at {self.local_address} on {name}{state}>"
+        return f"<Datagram {self.pair.number:#x} at {self.local_address} on {name}{state}>"
 
     @property
     def name(self) -> str:
@@ -112,8 +112,8 @@ class DatagramEndpoint(Endpoint):
             ),
         )
         await self.open(QueuePairType.UD)
-        self.port.max_datagram = self.mtu
-        pair = self.queue_pair
+        self.work.port.max_datagram = self.mtu
+        pair = self.pair.raw
         assert pair is not None
         if qkey != UDP_QKEY:
             await self._called(lambda: pair.modify(qkey=qkey))
@@ -126,7 +126,7 @@ class DatagramEndpoint(Endpoint):
             most=self._most_handles,
             service_level=service_level,
         )
-        self.port.set_senders(self.senders)
+        self.work.port.set_senders(self.senders)
         self.received = DatagramQueue(self, GRH_BYTES + self.mtu, self.senders)
         self.teardown.on_closed.insert(0, self.received.queue.discard)
         if self.options.receive_buffers:
@@ -154,7 +154,7 @@ class DatagramEndpoint(Endpoint):
     def _accept(self, identifier: Identifier) -> None:
         if self.cause is not None:
             return
-        answer = ConnectionParameters(private_data=self._private_data, qp_num=self.qp_num)
+        answer = ConnectionParameters(private_data=self._private_data, qp_num=self.pair.number)
         try:
             identifier.accept(answer)
         except VerbsCallError as error:

@@ -137,7 +137,7 @@ class MulticastGroup:
                 self._attach()
 
     def _attach(self) -> None:
-        pair = self._endpoint.queue_pair
+        pair = self._endpoint.pair.raw
         assert pair is not None
         assert self._peer is not None
         gid, lid = self._peer.address.gid, self._peer.address.lid

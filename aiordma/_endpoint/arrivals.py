@@ -57,10 +57,10 @@ class Arrivals:
     ) -> None:
         posts_itself = receives is None
         if receives is None:
-            receives = PooledReceives(endpoint.port, endpoint.pool, self._refused)
+            receives = PooledReceives(endpoint.work.port, endpoint.pool, self._refused)
         count = endpoint.options.receive_buffers
         self.queue: ArrivalQueue = ArrivalQueue(
-            self, receives, endpoint.port, PAUSE, count if posts_itself and count else NO_LIMIT
+            self, receives, endpoint.work.port, PAUSE, count if posts_itself and count else NO_LIMIT
         )
         if posts_itself:
             receives.set_queue(self.queue)
@@ -73,7 +73,11 @@ class Arrivals:
         """Post all receives. Call this before messages can arrive, so that each finds a receive."""
         endpoint = self._endpoint
         count = endpoint.options.receive_buffers
-        if endpoint.service is QueuePairType.RC and endpoint.hub.lets_peers_wait and count >= 4:
+        if (
+            endpoint.pair.service is QueuePairType.RC
+            and endpoint.hub.lets_peers_wait
+            and count >= 4
+        ):
             self.receives.chain = max(2, chain_length(count, 4))
         if count:
             self.receives.fill(count, self._size)

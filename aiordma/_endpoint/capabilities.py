@@ -28,8 +28,8 @@ def require_reads(endpoint: Endpoint, parts: int, what: str = "READ") -> None:
         NotSupportedError: the device or the service does not support them, or the two sides agreed
             on none.
     """
-    if endpoint.service is not QueuePairType.RC:
-        raise NotSupportedError(f"{what}: {endpoint.service.name} queue pairs have none")
+    if endpoint.pair.service is not QueuePairType.RC:
+        raise NotSupportedError(f"{what}: {endpoint.pair.service.name} queue pairs have none")
     most = endpoint.hub.attributes.max_sge_rd
     if parts > most:
         raise NotSupportedError(
@@ -37,7 +37,7 @@ def require_reads(endpoint: Endpoint, parts: int, what: str = "READ") -> None:
             "(max_sge_rd)"
         )
     # Some iWARP devices do not report the agreed depth (max_rd_atomic); they refuse the post.
-    agreed = endpoint.max_read_depth
+    agreed = endpoint.pair.max_read_depth
     if endpoint.hub.is_iwarp:
         asked = endpoint.options.initiator_depth
         agreed = min(asked, agreed or asked)
@@ -48,7 +48,7 @@ def require_reads(endpoint: Endpoint, parts: int, what: str = "READ") -> None:
         )
     # From now on, the port posts READs, after it has checked only the number of parts. If requests
     # after a READ can complete before it, a chain needs another check each time.
-    endpoint.port.can_read = endpoint.hub.keeps_order
+    endpoint.work.port.can_read = endpoint.hub.keeps_order
 
 
 def require_atomics(endpoint: Endpoint) -> None:
@@ -56,7 +56,7 @@ def require_atomics(endpoint: Endpoint) -> None:
     if endpoint.hub.attributes.atomic_cap is AtomicCapability.NONE:
         raise NotSupportedError(f"atomics: {_name(endpoint)} has none (atomic_cap)")
     require_reads(endpoint, 1, "atomics")
-    endpoint.port.can_atomics = True  # from now on, the port posts atomics without this check
+    endpoint.work.port.can_atomics = True  # from now on, the port posts atomics without this check
 
 
 def has_immediate(endpoint: Endpoint) -> bool:
@@ -81,7 +81,7 @@ def require_immediate(endpoint: Endpoint) -> None:
             f"immediate data: {_name(endpoint)} is an iWARP device without atomics (atomic_cap). "
             "aiordma posts immediate data on iWARP only with atomics: RFC 7306 defines both"
         )
-    endpoint.port.can_immediate = True  # as above
+    endpoint.work.port.can_immediate = True  # as above
 
 
 def require_windows(endpoint: Endpoint) -> None:
@@ -93,12 +93,12 @@ def require_windows(endpoint: Endpoint) -> None:
     """
     if not endpoint.hub.attributes.max_mw:
         raise NotSupportedError(f"memory windows: {_name(endpoint)} has none (max_mw)")
-    if endpoint.service is not QueuePairType.RC:
+    if endpoint.pair.service is not QueuePairType.RC:
         raise NotSupportedError(
             f"memory windows: aiordma binds them on RC queue pairs only, not on "
-            f"{endpoint.service.name}"
+            f"{endpoint.pair.service.name}"
         )
-    endpoint.port.can_bind = True  # as above
+    endpoint.work.port.can_bind = True  # as above
 
 
 def require_invalidate(endpoint: Endpoint) -> None:
@@ -116,9 +116,9 @@ def require_invalidate(endpoint: Endpoint) -> None:
             f"SEND with invalidate: {_name(endpoint)} has no memory windows (max_mw), and aiordma "
             "posts it only on devices that have them"
         )
-    if endpoint.service is not QueuePairType.RC:
+    if endpoint.pair.service is not QueuePairType.RC:
         raise NotSupportedError(
             f"SEND with invalidate: aiordma posts it on RC queue pairs only, not on "
-            f"{endpoint.service.name}"
+            f"{endpoint.pair.service.name}"
         )
-    endpoint.port.can_invalidate = True  # as above
+    endpoint.work.port.can_invalidate = True  # as above

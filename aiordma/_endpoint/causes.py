@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from aiordma._base.enums import CmEventType, WorkCompletionStatus
 from aiordma._base.errors import DeviceRemovedError, DisconnectedError, completion_error
 from aiordma._base.states import ConnectionState
+from aiordma._endpoint.pair import Pair
 from aiordma.verbs.identifier import Event
 
 __all__ = ("Follows", "Seen", "What", "event_cause", "ruling", "silence_error")
@@ -76,10 +77,11 @@ def ruling(what: What, state: ConnectionState) -> Ruling:
 class Seen(Protocol):
     """A connection, for the texts of its causes."""
 
-    qp_num: int
-    peer_text: str | None
-    """The peer's address."""
-    retries: tuple[int, int]
+    pair: Pair
+
+    @property
+    def peer_text(self) -> str | None:
+        """The peer's address."""
 
     @property
     def name(self) -> str:
@@ -97,7 +99,7 @@ _SILENCE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 def silence_error(seen: Seen) -> Exception:
     """Return the error for a peer that acknowledges nothing any more."""
     status = int(WorkCompletionStatus.RETRY_EXC_ERR)
-    return completion_error(status, seen.name, qp_num=seen.qp_num, retries=seen.retries)
+    return completion_error(status, seen.name, qp_num=seen.pair.number, retries=seen.pair.retries)
 
 
 def event_cause(seen: Seen, event: Event) -> tuple[What, Exception | None]:

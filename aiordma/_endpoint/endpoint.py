@@ -9,7 +9,6 @@ access it, and no request hangs.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,10 +16,9 @@ from typing import Protocol, TypeVar
 
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from aiordma._base.enums import CmEventType, QueuePairAttribute, QueuePairState, QueuePairType
+from aiordma._base.enums import CmEventType, QueuePairType
 from aiordma._base.enums import WorkCompletionStatus as Status
 from aiordma._base.errors import (
-    TCP_SECONDS,
     ClosedError,
     DeviceEventError,
     FlushedError,
@@ -29,7 +27,6 @@ from aiordma._base.errors import (
     check_positive_errno,
     completion_error,
     detached,
-    retry_seconds,
 )
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.origin import warn_unclosed
@@ -41,27 +38,18 @@ from aiordma._endpoint.causes import Follows, What, event_cause, ruling, silence
 from aiordma._endpoint.domain_state import DomainState, kept_open
 from aiordma._endpoint.handshake import IN_PROGRESS, Handshake
 from aiordma._endpoint.keepalive import KEEPALIVE
+from aiordma._endpoint.pair import Pair, SharedRaw
 from aiordma._endpoint.peer_watch import PeerWatch
-from aiordma._endpoint.sizes import capacity_for, check_depths, probe_entries
-from aiordma._endpoint.work_queues import ReceiveQueue, SendQueue
+from aiordma._endpoint.work_queues import Work
 from aiordma._loop.event_loop import EventLoop, require_here
 from aiordma._loop.threads import Calls, close_unwanted, in_thread
-from aiordma._native import OpenRequests, Port
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import WorkRequest, fail_all
-from aiordma._requests.unretrieved import Unretrieved
-from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
+from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import Reactor
 from aiordma._runtime.teardown import Phase, Teardown
 from aiordma._runtime.unmanaged_identifier import Unmanaged
-from aiordma.verbs import (
-    Capacity,
-    MemoryRegion,
-    MemoryWindow,
-    ProtectionDomain,
-    QueuePair,
-    RawSharedReceiveQueue,
-)
+from aiordma.verbs import Capacity, MemoryRegion, MemoryWindow, ProtectionDomain
 from aiordma.verbs.identifier import Event, Identifier
 from aiordma.verbs.memory import retire_all
 
@@ -76,21 +64,10 @@ POLL_SECONDS = 0.0001
 """How old the state may be that `Endpoint.poll` leaves. A pool of connections asks all that are
 idle at each request."""
 
-_IN_FORCE = (
-    QueuePairAttribute.STATE
-    | QueuePairAttribute.MAX_QP_RD_ATOMIC
-    | QueuePairAttribute.RETRY_CNT
-    | QueuePairAttribute.TIMEOUT
-)
-"""The attributes that the handshake has determined."""
-
 Made = TypeVar("Made")
 
 _LINGER, _CAUSE, _FLUSHED = "linger", "cause", "flushed"
 """The names of an endpoint's timers."""
-
-_TCP_LEAST = 1.0
-"""Seconds of a peer's silence that an iWARP device bears at least: TCP's clock is coarse."""
 
 _FLUSH = int(Status.WR_FLUSH_ERR)
 _ENDS_OF_HANDSHAKE = frozenset({CmEventType.ESTABLISHED, *ENDS_A_REQUEST})
@@ -109,11 +86,9 @@ class Window(Protocol):
         """Release the bound memory, on the loop's thread, after `_free`."""
 
 
-class SharedReceives(Protocol):
-    """A shared receive queue, and the completion queue of its receives."""
+class SharedReceives(SharedRaw, Protocol):
+    """A shared receive queue, with its endpoints."""
 
-    raw: RawSharedReceiveQueue
-    queue: CompletionQueueShare
     pool: BufferPool
     buffers: int
     """The number of pooled receives that it posts."""
@@ -159,51 +134,21 @@ class Endpoint:
         self.handshake = handshake
         self.domain_state: DomainState | None = domain
         """Its own protection domain; None: the hub's."""
-        lower = hub if domain is None else domain
-        self.domain: ProtectionDomain = hub.domain if domain is None else domain.raw
-        """The protection domain of the queue pair and of its memory."""
-        self.pool: BufferPool = lower.pool
-        """The registered blocks of that domain."""
         self.peer_address: SocketAddress | None = identifier.peer_address
-        self.peer_text: str | None = self.peer_address and address_text(self.peer_address)
-        """The peer's address for messages; None if there is no single peer, or it is not known."""
+        """None if there is no single peer, or it is not known."""
         self._local: bytes = identifier._local()
-        self.qp_num: int = 0
-        self.queue_pair: QueuePair | None = None
-        self.service: QueuePairType = QueuePairType.RC
-        self.retries: tuple[int, int] = options.retry_count, options.ack_timeout
-        """The actual retry_count and ack_timeout."""
-        self._read_depth: int | None = None
-        self.max_message: int = 0
-        self.requests: OpenRequests = OpenRequests()
-        """The requests that have not completed."""
-        self.sends: SendQueue = SendQueue(self, options.max_send_wr)
-        self.receives: ReceiveQueue = ReceiveQueue(self, options.receive_queue)
-        self.port: Port = Port(
-            self,
-            hub.steps,
-            self.sends.slots,
-            self.receives.slots,
-            self.requests,
-            self.loop.asyncio_loop,
-            self.domain,
-        )
+        self.pair: Pair = Pair(hub, options)
+        self.work: Work = Work(self, options, self.domain)
         self.shared_receive: SharedReceives | None = None
-        self.unretrieved: Unretrieved = Unretrieved(self.loop)
         self.regions: dict[int, MemoryRegion] = {}
         self.windows: dict[int, Window] = {}
         """Until a call has freed them; `windows_go` says that it may be under way."""
         self.calls: Calls = Calls(self.loop)
         """Calls that use the queue pair or the identifier, and delay their destruction."""
-        self.failed_sends: list[WorkRequest] | None = None
-        """If not None: the requests of the send queue that were posted and have failed."""
         self.awaits_answer: bool = False
         """Between `driver_waits` and `driver_returned`."""
         self._is_assumed = self._polls_events = False
         self._watch: PeerWatch | None = None
-        self._queue: CompletionQueueShare | None = None
-        self._spare = 0
-        self._entries = options.max_send_wr + options.receive_queue
         self.teardown: Teardown = Teardown(reactor, self)
         if domain is not None:
             domain.join(self, "connection", lambda: self.teardown.is_closing)
@@ -218,16 +163,29 @@ class Endpoint:
         return unpack_address(self._local)
 
     @property
-    def max_read_depth(self) -> int:
-        """How many READs can be outstanding on the peer; 0: none, or the device does not say."""
-        if self._read_depth is None and self.queue_pair is not None:
-            self._read_depth = self.queue_pair.query(_IN_FORCE).max_rd_atomic
-        return self._read_depth or 0
+    def peer_text(self) -> str | None:
+        """The peer's address for messages; None as `peer_address`."""
+        return None if self.peer_address is None else address_text(self.peer_address)
+
+    @property
+    def domain(self) -> ProtectionDomain:
+        """The protection domain of the queue pair and of its memory."""
+        return self.hub.domain if self.domain_state is None else self.domain_state.raw
+
+    @property
+    def pool(self) -> BufferPool:
+        """The registered blocks of that domain."""
+        return self.hub.pool if self.domain_state is None else self.domain_state.pool
 
     @property
     def capacity(self) -> Capacity:
         """The sizes of the queue pair."""
-        return Capacity() if self.queue_pair is None else self.queue_pair.capacity
+        return self.pair.capacity
+
+    @property
+    def max_message(self) -> int:
+        """Bytes of the longest message."""
+        return self.pair.max_message
 
     @property
     def device_name(self) -> str:
@@ -242,18 +200,18 @@ class Endpoint:
     @property
     def trace_labels(self) -> tuple[str, int, str | None]:
         """The device, the queue pair's number and the peer, for a trace. In any thread."""
-        return self.device_name, self.qp_num, self.peer_text
+        return self.device_name, self.pair.number, self.peer_text
 
     @property
     def name(self) -> str:
         """The endpoint's name in messages."""
         if self.peer_address is None:
-            return f"queue pair {self.qp_num:#x} of {self.device_name}"
+            return f"queue pair {self.pair.number:#x} of {self.device_name}"
         return f"the connection to {self.peer_text}"
 
     def counters(self) -> RequestCounters:
         """Return the counters of its requests."""
-        return self.requests.counters(), self.sends.slots.waits + self.receives.slots.waits
+        return self.work.counters()
 
     # -- creation -------------------------------------------------------------------------------
 
@@ -272,61 +230,34 @@ class Endpoint:
             ValueError: an option exceeds the device's limit; the message has both.
             VerbsCallError: the driver refused.
         """
-        self.service = service
         if shared_receive is not None:
             shared_receive.join(self)
-            self.shared_receive, self._entries = shared_receive, self.options.max_send_wr
-        options, limits = self.options, self.hub.attributes
-        check_depths(options, limits, self.hub.context)
-        if options.keepalive is not None or self.hub.leaves_silence_to_tcp:
-            self._spare = probe_entries(options, limits, self._entries)
-        self._entries += self._spare
-        cqe = None if options.cqe is None else options.cqe + self._spare
-        self._queue = await self.hub.reserve(self._entries, options.comp_vector, cqe)
+            self.shared_receive = shared_receive
+        await self.pair.reserve(service, shared_receive)
         self.hub.on_failure.add(self.fail)
+        create = partial(self.pair.create, self.identifier, self.domain, self.header_parts)
         if self.reactor.blocks:
-            await self.calls.run(self._create_queue_pair)
+            await self.calls.run(create)
         else:
-            self._create_queue_pair()
+            create()
         self._open_port()
-
-    def _create_queue_pair(self) -> None:
-        """Create the queue pair, on the loop's thread or in a worker."""
-        assert self._queue is not None
-        shared, queue = self.shared_receive, self._queue.queue
-        self.max_message = self.hub.message_limit(self.identifier.port)
-        self.queue_pair = self.identifier.create_queue_pair(
-            self.domain,
-            queue,
-            queue if shared is None else shared.queue.queue,
-            capacity=capacity_for(
-                self.options,
-                self.hub.attributes.max_sge,
-                probes=self._spare,
-                header_parts=self.header_parts,
-                is_shared=shared is not None,
-            ),
-            service=self.service,
-            shared_receive=None if shared is None else shared.raw,
-        )
-        self.qp_num = self.queue_pair.qp_num
 
     def _open_port(self) -> None:
         """Open the port for requests, once there is a queue pair."""
-        pair = self.queue_pair
+        pair, port = self.pair.raw, self.work.port
         assert pair is not None
         self.hub.on_queue_pair_error[pair.key] = self._queue_pair_failed
         capacity = pair.capacity
-        self.port.open(
+        port.open(
             pair.key,
-            self.max_message,
+            self.pair.max_message,
             capacity.max_inline_data,
             capacity.max_send_sge,
             capacity.max_recv_sge,
             self.hub.attributes.max_sge_rd,
             self.pool,
         )
-        self.port.has_pooled_receives = bool(self.options.receive_buffers)
+        port.has_pooled_receives = bool(self.options.receive_buffers)
         self._update_port()
 
     async def make_in_thread(
@@ -390,11 +321,11 @@ class Endpoint:
         self._update_port()
 
     def _update_port(self) -> None:
-        port, state = self.port, self.handshake.state
-        usable = self.queue_pair is not None and self.teardown.cause is None
+        port, service, state = self.work.port, self.pair.service, self.handshake.state
+        usable = self.pair.raw is not None and self.teardown.cause is None
         port.can_receive = usable and self.shared_receive is None
-        port.can_send_datagrams = usable and self.service is QueuePairType.UD
-        port.ready = usable and state not in IN_PROGRESS and self.service is not QueuePairType.UD
+        port.can_send_datagrams = usable and service is QueuePairType.UD
+        port.ready = usable and state not in IN_PROGRESS and service is not QueuePairType.UD
 
     # -- checks before use ----------------------------------------------------------------------
 
@@ -419,7 +350,7 @@ class Endpoint:
             EventLoopError: this is another thread, or another event loop.
         """
         require_here(self.loop, self)
-        self.port.thread = self.loop.thread  # a loop can continue in another thread
+        self.work.port.thread = self.loop.thread  # a loop can continue in another thread
 
     def require_usable(self) -> None:
         """Check that requests may be posted.
@@ -437,7 +368,7 @@ class Endpoint:
         if self.teardown.cause is not None:
             raise detached(self.teardown.cause)
         self.require_own_loop()
-        if self.queue_pair is None:
+        if self.pair.raw is None:
             raise ClosedError("this connection has no queue pair yet")
 
     def require_sendable(self) -> None:
@@ -474,8 +405,8 @@ class Endpoint:
                 status,
                 str(request),
                 vendor_err=vendor_err,
-                qp_num=self.qp_num,
-                retries=self.retries,
+                qp_num=self.pair.number,
+                retries=self.pair.retries,
                 peer=self.peer_text,
             )
             self._saw(What.FAILED, error)
@@ -488,7 +419,7 @@ class Endpoint:
             finally:
                 self._polls_events = False
         cause = self.teardown.cause
-        if cause is not None and request.is_receive and self.port.has_pooled_receives:
+        if cause is not None and request.is_receive and self.work.port.has_pooled_receives:
             return cause  # no program sees the request
         error = self._flush_error(request, vendor_err)
         if cause is None:
@@ -498,8 +429,8 @@ class Endpoint:
     def _remember_failed(self, request: WorkRequest) -> None:
         # Without a wr_id it was never posted.
         is_send = not request.is_receive and request.wr_id and request.operation != KEEPALIVE
-        if self.failed_sends is not None and is_send:
-            self.failed_sends.append(request)
+        if self.work.failed_sends is not None and is_send:
+            self.work.failed_sends.append(request)
 
     def _flush_error(self, request: WorkRequest, vendor_err: int = 0, why: str = "") -> Exception:
         cause = self.cause
@@ -510,7 +441,7 @@ class Endpoint:
             _FLUSH,
             str(request),
             vendor_err=vendor_err,
-            qp_num=self.qp_num,
+            qp_num=self.pair.number,
             peer_gone=unexplained or isinstance(cause, PeerGoneError),
             peer=self.peer_text if cause is None else None,  # the cause has it
             why=why,
@@ -520,20 +451,17 @@ class Endpoint:
 
     def request_ended(self, request: WorkRequest) -> None:
         """Take back the request's slot. The last flushed request ends the wait for flushes."""
-        slots = (self.receives if request.is_receive else self.sends).slots
-        if request in self.requests:
-            self.requests.discard(request)
-            slots.give()
+        self.work.ended(request)
         teardown = self.teardown
         if teardown.has_timer(_LINGER) and not request.is_receive:
-            self._linger(self.options.linger if self.sends.is_in_use else 0)
-        if teardown.has_timer(_FLUSHED) and not self.requests:
+            self._linger(self.options.linger if self.work.sends.is_in_use else 0)
+        if teardown.has_timer(_FLUSHED) and not self.work.requests:
             teardown.set_timer(_FLUSHED, 0, self._destroy_if_due)
 
     def request_unretrieved(self, request: WorkRequest) -> None:
         """Report a failed request whose error was never retrieved (RequestOwner)."""
         if not self.is_inherited:
-            self.unretrieved.add(request)
+            self.work.unretrieved.add(request)
 
     def run_ended(self, earlier: WorkRequest, last: WorkRequest) -> None:
         """Complete an unsignaled request (RequestOwner). A queue executes requests in order, so it
@@ -547,7 +475,7 @@ class Endpoint:
             earlier._fail(cause)
         else:
             opcode = int(earlier._completes_as)
-            earlier._complete((earlier.wr_id, 0, opcode, 0, 0, 0, self.qp_num, *(0,) * 7))
+            earlier._complete((earlier.wr_id, 0, opcode, 0, 0, 0, self.pair.number, *(0,) * 7))
 
     def post_refused(self, error: int, is_receive: bool) -> None:
         """Raise the error of a post that the device refused. Nothing was posted, nothing is held.
@@ -567,8 +495,8 @@ class Endpoint:
 
     def _explain_post(self, count: int) -> str:
         """Return the sizes and the name of the queue pair, for the error of a refused post."""
-        assert self.queue_pair is not None
-        return f"{self.queue_pair._explain(count)}, {self.name}"
+        assert self.pair.raw is not None
+        return f"{self.pair.raw._explain(count)}, {self.name}"
 
     def _queue_pair_failed(self, error: DeviceEventError) -> None:
         """End with the device's event for the queue pair."""
@@ -646,11 +574,11 @@ class Endpoint:
         self.hub.drain()
         if self._is_assumed:
             self.loop.call_later(0, lambda: setattr(self, "_is_assumed", False))
-        lingers = follows is Follows.LINGERING and not self.hub.is_iwarp and self.sends.is_in_use
-        if lingers:
+        lingers = follows is Follows.LINGERING and not self.hub.is_iwarp
+        if lingers and self.work.sends.is_in_use:
             # The acknowledgement of a send can arrive after the CM's message: do not flush it now.
             # (Not on iWARP, where both arrive in one TCP stream.)
-            self.port.notifies_owner = True
+            self.work.port.notifies_owner = True
             self._linger(self.options.linger)
         else:
             self.teardown.end(error)
@@ -693,49 +621,25 @@ class Endpoint:
 
     def established(self) -> None:
         """Query and set the attributes that are available only once the queue pair is connected."""
-        is_live = self.teardown.phase is Phase.OPEN and self.queue_pair is not None
-        if not is_live or self.service is not QueuePairType.RC:
+        is_live = self.teardown.phase is Phase.OPEN and self.pair.raw is not None
+        if not is_live or self.pair.service is not QueuePairType.RC:
             return  # if it has disconnected already, there may be messages to receive
-        assert self.queue_pair is not None
-        if not self.hub.is_iwarp:
-            in_force = self.queue_pair.query(_IN_FORCE)
-            self._read_depth = in_force.max_rd_atomic
-            self.retries = in_force.retry_cnt, in_force.timeout
-            self._shorten_rnr_timer()
+        self.pair.set_up()
         keepalive, silence = self.options.keepalive, None
         if self.hub.leaves_silence_to_tcp:
             ours, peer = self.local_address, self.peer_address
             if ours and peer:
-                silence = (ours, peer), self.peer_timeout
+                silence = (ours, peer), self.pair.peer_timeout
         if keepalive is not None or silence is not None:
             self._watch = PeerWatch(
                 self.loop,
-                self.sends,
-                self.requests,
-                is_reserved=bool(self._spare),
+                self.work.sends,
+                self.work.requests,
+                is_reserved=self.pair.has_probe_entry,
                 keepalive=keepalive,
                 silence=silence,
                 on_silence=lambda: self.fail(silence_error(self)),
             )
-
-    def _shorten_rnr_timer(self) -> None:
-        """Set the delay before the peer resends a message that finds no receive. Not on iWARP."""
-        assert self.queue_pair is not None
-        try:
-            self.queue_pair.modify(min_rnr_timer=self.options.min_rnr_timer)
-        except (VerbsCallError, ValueError) as error:
-            # The peer may have disconnected already, and the queue pair with it.
-            logger.debug("min_rnr_timer was not set: %s", error)
-
-    @property
-    def peer_timeout(self) -> float:
-        """Seconds after which a peer that acknowledges nothing ends the connection."""
-        if self.service is not QueuePairType.RC:
-            return math.inf  # no acknowledgements
-        seconds = retry_seconds(*self.retries)
-        if not self.hub.is_iwarp:
-            return seconds
-        return min(max(seconds, _TCP_LEAST), TCP_SECONDS)
 
     # -- the end (Owner) ------------------------------------------------------------------------
 
@@ -749,30 +653,28 @@ class Endpoint:
         cause, teardown = self.cause, self.teardown
         assert cause is not None
         self._update_port()
-        self.port.flushed = cause
+        self.work.port.flushed = cause
         if self._watch is not None:
             self._watch.stop()
         teardown.cancel_timers()
         if not self.awaits_answer:
             self._disconnect()
-        if self.queue_pair is not None and (
-            self.service is not QueuePairType.RC or isinstance(self.identifier, Unmanaged)
+        if self.pair.raw is not None and (
+            self.pair.service is not QueuePairType.RC or isinstance(self.identifier, Unmanaged)
         ):
             # The disconnect does not move these. Otherwise they would flush only when destroyed.
-            try:
-                self.queue_pair.modify(QueuePairState.ERR)
-            except (VerbsCallError, ValueError) as error:
-                logger.debug("moving to ERR: %s", error)
-        self.sends.slots.fail(cause)
-        if self.queue_pair is None:
+            self.pair.fail()
+        self.work.sends.slots.fail(cause)
+        if self.pair.raw is None:
             self._destroy_if_due()
             return
         if teardown.is_hurried:
             self._hurry()
         if teardown.phase is Phase.FLUSHING:
             seconds = 0.0
-            if self.requests and self.handshake.was_established:  # else only receives, not flushed
-                self.port.notifies_owner = True
+            # If it was not established, there are only receives, which are not flushed.
+            if self.work.requests and self.handshake.was_established:
+                self.work.port.notifies_owner = True
                 seconds = self.options.flush_timeout
             # Later, because this can run during a post, in the program's code (a finalizer, an
             # __index__), and the post still uses the queue pair.
@@ -781,7 +683,7 @@ class Endpoint:
     def _hurry(self) -> None:
         if not self.hub.draining:
             self.hub.drain()  # what the device has flushed by now
-            if not (self.requests and self.handshake.was_established) or self.loop.has_ended:
+            if not (self.work.requests and self.handshake.was_established) or self.loop.has_ended:
                 self._destroy_if_due()
 
     def _disconnect(self) -> None:
@@ -797,8 +699,8 @@ class Endpoint:
         waits = shared is not None and self.handshake.was_established and not self.loop.has_ended
         if waits and shared is not None and shared.delays(self, self._destroy_if_due):
             return
-        if self.queue_pair is not None:
-            self.hub.forget_queue_pair(self.queue_pair.key)
+        if self.pair.raw is not None:
+            self.hub.forget_queue_pair(self.pair.raw.key)
         self.reactor.unsubscribe(self.identifier)
         self.teardown.destroy()
 
@@ -806,24 +708,23 @@ class Endpoint:
         try:
             if self.windows:  # first: in rxe, destroying a queue pair waits for its bound windows
                 _call_all([window._free for window in list(self.windows.values())])
-            if self.queue_pair is not None:
-                self.queue_pair.close()
+            if self.pair.raw is not None:
+                self.pair.raw.close()
         finally:
             self.identifier.close()  # and with it the queue pair
 
     def _destroyed(self) -> None:
         self.hub.drain_all()
-        if self.requests:
-            fail_all(self.requests, self._flushed)
+        if self.work.requests:
+            fail_all(self.work.requests, self._flushed)
         while self.windows:
             self.windows.popitem()[1]._freed()
         self.hub.on_failure.discard(self.fail)
-        if self._queue is not None:
-            self.hub.free(self._queue, self._entries)
+        self.pair.free()
         if self.shared_receive is not None:
             self.shared_receive.leave(self)
         self.hub.counters.remove(self)
-        self.unretrieved.end(self.name, self.teardown.cause)
+        self.work.unretrieved.end(self.name, self.teardown.cause)
 
     def _flushed(self, request: WorkRequest, why: str = "") -> Exception:
         self.hub.in_flight.take(request.wr_id)
@@ -832,10 +733,10 @@ class Endpoint:
 
     def _abandon(self, why: str) -> None:
         self._update_port()
-        self.sends.slots.fail(self.cause or ClosedError(why))
-        for request in self.requests:
+        self.work.sends.slots.fail(self.cause or ClosedError(why))
+        for request in self.work.requests:
             request._keep_memory()
-        fail_all(self.requests, lambda request: self._flushed(request, why))
+        fail_all(self.work.requests, lambda request: self._flushed(request, why))
 
     def _release(self) -> Callable[[], object] | None:
         regions = list(self.regions.values())

@@ -106,8 +106,11 @@ class Poster(Protocol):
     loop: EventLoop
     hub: DeviceHub
     domain_state: DomainState | None
-    max_message: int
     regions: dict[int, MemoryRegion]
+
+    @property
+    def max_message(self) -> int:
+        """Bytes of the longest message."""
 
     @property
     def domain(self) -> ProtectionDomain:

@@ -1,7 +1,8 @@
-"""The two work queues of a queue pair: each post takes a slot.
+"""The work of a queue pair: its two queues, the requests that have not completed, and the port that
+posts in C.
 
-A request first takes a slot, is entered into the in-flight table, and is then posted. The owner, an
-endpoint, gives the slot back when the request completes.
+A request first takes a slot of its queue, is entered into the in-flight table, and is then posted.
+When it completes, `Work.ended` gives the slot back.
 """
 
 from collections.abc import Sequence
@@ -16,15 +17,19 @@ from aiordma._base.errors import (
     VerbsCallError,
     detached,
 )
+from aiordma._base.options import ConnectionOptions
+from aiordma._base.statistics import RequestCounters
+from aiordma._endpoint.pair import Pair
 from aiordma._endpoint.staging import Staged
-from aiordma._native import ChainPort, OpenRequests, ffi
+from aiordma._native import ChainPort, OpenRequests, Port, ffi
 from aiordma._requests.credits import Credits, Slot
 from aiordma._requests.request import Holdable, RequestOwner, WorkRequest, fail_all
+from aiordma._requests.unretrieved import Unretrieved
 from aiordma._runtime.hub import DeviceHub
-from aiordma.verbs import MemorySlice, MemoryWindow, QueuePair, SendWork
+from aiordma.verbs import MemorySlice, MemoryWindow, ProtectionDomain, SendWork
 from aiordma.verbs.send_work import pack_chain
 
-__all__ = ("Owner", "ReceiveQueue", "SendQueue", "WorkQueue")
+__all__ = ("Owner", "ReceiveQueue", "SendQueue", "Work", "WorkQueue")
 
 _SIGNALED = int(SendFlag.SIGNALED)
 
@@ -56,8 +61,7 @@ class Owner(RequestOwner, Protocol):
     """The endpoint that has the two queues."""
 
     hub: DeviceHub
-    queue_pair: QueuePair | None
-    requests: OpenRequests
+    pair: Pair
 
     @property
     def name(self) -> str:
@@ -78,11 +82,13 @@ class WorkQueue:
 
     Args:
         owner: the endpoint.
+        requests: those of the endpoint that have not completed.
         depth: the largest number of requests in flight.
     """
 
-    def __init__(self, owner: Owner, depth: int) -> None:
+    def __init__(self, owner: Owner, requests: OpenRequests, depth: int) -> None:
         self._owner = owner
+        self._requests = requests
         self.slots: Credits = Credits(owner.loop, depth)
 
     @property
@@ -93,11 +99,11 @@ class WorkQueue:
     def _enter(self, request: WorkRequest) -> None:
         # Before the post. Only a refusal by the device removes the entry.
         request.wr_id = self._owner.hub.in_flight.add(request)
-        self._owner.requests.add(request)
+        self._requests.add(request)
 
     def _take_back(self, request: WorkRequest) -> None:
         """Undo a request that the device has refused."""
-        self._owner.requests.discard(request)
+        self._requests.discard(request)
         self._owner.hub.in_flight.take(request.wr_id)
         request._drop()
         self.slots.give()
@@ -150,12 +156,12 @@ class SendQueue(WorkQueue):
 
     def _post_short(self, work: SendWork, request: WorkRequest) -> None:
         """Post a request with few fields, by the C call with few arguments."""
-        assert self._owner.queue_pair is not None
+        assert self._owner.pair.raw is not None
         remote = work.remote
         try:
             self._enter(request)
             self._owner.hub.watch_over()
-            self._owner.queue_pair._post_send_raw(
+            self._owner.pair.raw._post_send_raw(
                 request.wr_id,
                 work.opcode,
                 int(work.flags) | _SIGNALED,
@@ -183,7 +189,7 @@ class SendQueue(WorkQueue):
             self._take(slot)
             request = self._request(work)
             # If the request is never posted, the end of the queue pair ends it.
-            self._owner.requests.add(request)
+            self._requests.add(request)
             slot.hand_over()
         return request
 
@@ -204,7 +210,7 @@ class SendQueue(WorkQueue):
                 has the earlier requests, which are posted.
             VerbsCallError: the device refused the first request.
         """
-        assert self._owner.queue_pair is not None
+        assert self._owner.pair.raw is not None
         try:
             flags = [int(work.flags) | _SIGNALED for work in works]
             if signal_last_only:
@@ -215,7 +221,7 @@ class SendQueue(WorkQueue):
                     request._set_run(requests)
             wr_ids = [request.wr_id for request in requests]
             self._owner.hub.watch_over()  # now: nothing may fail behind the post
-            error, posted = self._owner.queue_pair.post_send_chain(works, wr_ids, flags)
+            error, posted = self._owner.pair.raw.post_send_chain(works, wr_ids, flags)
         except BaseException as refused:
             self._not_posted(requests, refused)
             raise
@@ -294,7 +300,7 @@ class SendQueue(WorkQueue):
             self._take(taken)
             request = WorkRequest(self._owner, "BIND_MW", memory.length, (memory,))
             taken.hand_over()
-        pair = self._owner.queue_pair
+        pair = self._owner.pair.raw
         assert pair is not None
         try:
             self._enter(request)
@@ -318,15 +324,55 @@ class ReceiveQueue(WorkQueue):
                 raise QueueFullError(f"{self.slots.total} receives are posted: await one first")
             request = WorkRequest(self._owner, "RECV", length, held, is_receive=True)
             slot.hand_over()
-        assert self._owner.queue_pair is not None
+        assert self._owner.pair.raw is not None
         try:
             self._enter(request)
             self._owner.hub.watch_over()
-            self._owner.queue_pair._post_recv_raw(request.wr_id, sges, count)
+            self._owner.pair.raw._post_recv_raw(request.wr_id, sges, count)
         except BaseException:
             self._take_back(request)
             raise
         return request
+
+
+class Work:
+    """See the module.
+
+    Args:
+        owner: the endpoint.
+        options: the depths of the queues.
+        domain: the protection domain of the queue pair.
+    """
+
+    __slots__ = ("failed_sends", "port", "receives", "requests", "sends", "unretrieved")
+
+    def __init__(self, owner: Owner, options: ConnectionOptions, domain: ProtectionDomain) -> None:
+        self.requests: OpenRequests = OpenRequests()
+        """The requests that have not completed."""
+        self.sends: SendQueue = SendQueue(owner, self.requests, options.max_send_wr)
+        self.receives: ReceiveQueue = ReceiveQueue(owner, self.requests, options.receive_queue)
+        self.port: Port = Port(
+            owner,
+            owner.hub.steps,
+            self.sends.slots,
+            self.receives.slots,
+            self.requests,
+            owner.loop.asyncio_loop,
+            domain,
+        )
+        self.failed_sends: list[WorkRequest] | None = None
+        """If not None: the requests of the send queue that were posted and have failed."""
+        self.unretrieved: Unretrieved = Unretrieved(owner.loop)
+
+    def counters(self) -> RequestCounters:
+        """Return the counters of the requests."""
+        return self.requests.counters(), self.sends.slots.waits + self.receives.slots.waits
+
+    def ended(self, request: WorkRequest) -> None:
+        """Take back the slot of a request that has completed."""
+        if request in self.requests:
+            self.requests.discard(request)
+            (self.receives if request.is_receive else self.sends).slots.give()
 
 
 def _reason(cause: BaseException) -> Exception:

@@ -100,7 +100,7 @@ def stream_path(connection: Connection, memory: Memory, uses_words: bool) -> Str
     """
     options = connection.options
     return StreamPath(
-        port=connection._endpoint.port,
+        port=connection._endpoint.work.port,
         lent=memory.lent,
         lent_memory=memory.lent_bytes,
         lent_rkey=memory.lent.rkey,

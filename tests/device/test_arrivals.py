@@ -192,8 +192,8 @@ async def test_view_closed_by_another_thread_returns_its_block() -> None:
         thread = Thread(target=held.close)
         thread.start()
         thread.join()
-        assert not endpoint_of(server).requests
-        while not endpoint_of(server).requests:
+        assert not endpoint_of(server).work.requests
+        while not endpoint_of(server).work.requests:
             await anyio.lowlevel.checkpoint()
         await client.send(b"next")
         assert await server.receive() == b"next"

@@ -22,8 +22,8 @@ def held(connection: Connection) -> tuple[int, ...]:
     """Everything that a refused request must have given back."""
     endpoint = endpoint_of(connection)
     return (
-        endpoint.sends.slots.free,
-        endpoint.receives.slots.free,
+        endpoint.work.sends.slots.free,
+        endpoint.work.receives.slots.free,
         endpoint.hub.pool.leased,
         len(endpoint.hub.in_flight),
         open_regions(connection),

@@ -191,7 +191,7 @@ async def test_a_cancelled_wait_for_a_slot_neither_sends_nor_leaks_it() -> None:
         assert lengths == [5, 100, 100]
         assert [bytes(buffer[:1]) for buffer in buffers] == [b"f", b"1", b"3"]
         await first
-        assert endpoint.sends.slots.free == 1
+        assert endpoint.work.sends.slots.free == 1
 
 
 @pytest.mark.promise("What remains after a cancellation")

@@ -340,7 +340,7 @@ def test_a_grant_hinders_no_close_of_its_domain_on_a_closed_loop(
         if registered:
             memory = await domain.register(memory)
         if is_busy:
-            client._endpoint.sends.slots.free = 0
+            client._endpoint.work.sends.slots.free = 0
         task = asyncio.ensure_future(client.grant(memory, access=aiordma.Access.REMOTE_READ))
         for _ in range(turns):
             await asyncio.sleep(0)

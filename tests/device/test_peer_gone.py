@@ -163,7 +163,7 @@ async def test_keepalive_needs_no_free_slot(collected: bool) -> None:
         endpoint = endpoint_of(client)
         with client.chain() as chain:
             requests = [chain.post_send(b"later") for _ in range(2 * collected)]
-            assert endpoint.sends.slots.free == 2 - 2 * collected
+            assert endpoint.work.sends.slots.free == 2 - 2 * collected
             posted = client.statistics().posted_sends
             await until(lambda: client.statistics().posted_sends >= posted + 3)
             if collected:

@@ -273,6 +273,6 @@ async def test_a_long_send_whose_task_is_cancelled_keeps_slot_and_registration_i
             sending.cancel()
             await asyncio.wait([sending])
         endpoint = endpoint_of(client)
-        await until(lambda: endpoint.sends.slots.free == client.options.max_send_wr)
+        await until(lambda: endpoint.work.sends.slots.free == client.options.max_send_wr)
         await until(lambda: resizable(buffer))
         assert server.is_connected

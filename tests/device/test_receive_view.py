@@ -403,12 +403,12 @@ async def test_buffers_are_posted_again_in_chains() -> None:
         endpoint = endpoint_of(server)
         for _ in range(24):
             await client.send(b"x")
-        while len(endpoint.requests) > 8:
+        while len(endpoint.work.requests) > 8:
             endpoint.hub.drain()
             await anyio.lowlevel.checkpoint()
         left = set()
         for _ in range(24):
             await server.receive()
-            left.add(len(endpoint.requests))
+            left.add(len(endpoint.work.requests))
         expected = {8, 16, 24, 32} if endpoint.hub.lets_peers_wait else set(range(9, 33))
         assert left == expected

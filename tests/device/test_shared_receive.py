@@ -275,7 +275,7 @@ async def test_torn_message_fails_only_its_receive() -> None:
             good = clients[0].register(bytearray(1 << 14))
             sges = good[:]._sge + struct.pack("=QII", 4096, 4096, 0xDEAD00)
             work = aiordma.SendWork("SEND", SEND, sges, 2, 20480)
-            request = endpoint_of(clients[0]).sends.submit(work)
+            request = endpoint_of(clients[0]).work.sends.submit(work)
             with pytest.raises(aiordma.WorkCompletionError):
                 await request
             (spare,) = shared.post_srq_recv([memory])

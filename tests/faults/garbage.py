@@ -441,7 +441,7 @@ async def _under(attack: Attack, victim: Victim, chance: random.Random) -> Found
 
 def _expected(connection: aiordma.Connection) -> tuple[int, int]:
     """Return the number of its queue pair, and the sequence number that it expects next."""
-    pair = endpoint_of(connection).queue_pair
+    pair = endpoint_of(connection).pair.raw
     assert pair is not None
     return pair.qp_num, int(pair.query(QueuePairAttribute.RQ_PSN).rq_psn)
 

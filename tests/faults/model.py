@@ -325,7 +325,7 @@ class End:
         self._adopt_orphans()
 
     def _adopt_orphans(self) -> None:
-        slots = endpoint_of(self.connection).sends.slots
+        slots = endpoint_of(self.connection).work.sends.slots
         is_idle = (
             not has_ended(self.connection)
             and slots.free == slots.total
@@ -371,10 +371,13 @@ class End:
             ]
             assert not late, f"{self.name} has ended, but not {late}"
             assert all(request.done() for request, _ in self.receives)
-            assert not list(endpoint.requests)
+            assert not list(endpoint.work.requests)
             return
-        open_requests = list(endpoint.requests)
-        for slots, is_receive in ((endpoint.sends.slots, False), (endpoint.receives.slots, True)):
+        open_requests = list(endpoint.work.requests)
+        for slots, is_receive in (
+            (endpoint.work.sends.slots, False),
+            (endpoint.work.receives.slots, True),
+        ):
             count = sum(each.is_receive is is_receive for each in open_requests)
             used = slots.total - slots.free
             assert 0 <= slots.free <= slots.total, f"{slots.free} of {slots.total} slots are free"

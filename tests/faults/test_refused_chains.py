@@ -57,7 +57,7 @@ async def test_a_chain_is_posted_up_to_what_is_refused(
             assert len(endpoint.hub.in_flight) == in_flight
             await both_ways(client, server)
         assert ours._users == 0
-        assert endpoint.sends.slots.free == client.options.max_send_wr
+        assert endpoint.work.sends.slots.free == client.options.max_send_wr
 
 
 class Counted(bytearray):

@@ -242,7 +242,7 @@ def test_a_chain_port_does_not_do_what_makes_no_sense() -> None:
                 chain_port(wrong)
         with pytest.raises(TypeError, match="port"):
             chain_port.__new__(chain_port)
-        port = chain_port(endpoint_of(client).port)
+        port = chain_port(endpoint_of(client).work.port)
         with pytest.raises(ValueError, match="posted once"):
             port.post()
         for wrong in (None, client):
@@ -260,7 +260,7 @@ def test_a_chain_port_does_not_do_what_makes_no_sense() -> None:
             port.post()
         assert port.write(local, remote) is None
         await request
-        added = chain_port(endpoint_of(client).port)
+        added = chain_port(endpoint_of(client).work.port)
         added.add(request)
         with pytest.raises(ValueError, match="posted once"):
             added.post()  # without its work

@@ -431,7 +431,7 @@ def test_finalizer_that_closes_the_region_in_a_datagram_receive() -> None:
                 await socket.send(b"x", peer)
                 await receive
                 pool = socket._endpoint.pool
-                leased, free = pool.leased, socket._endpoint.receives.slots.free
+                leased, free = pool.leased, socket._endpoint.work.receives.slots.free
                 part = regions[1][:]
                 prepare(socket._endpoint, regions[1].close)
                 try:
@@ -441,7 +441,7 @@ def test_finalizer_that_closes_the_region_in_a_datagram_receive() -> None:
                 else:
                     raise SystemExit("a dead lkey was posted")
                 over()
-                assert (pool.leased, socket._endpoint.receives.slots.free) == (leased, free)
+                assert (pool.leased, socket._endpoint.work.receives.slots.free) == (leased, free)
         asyncio.run(main())
         """,
     )

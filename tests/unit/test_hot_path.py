@@ -260,7 +260,7 @@ def test_an_endpoint_with_its_port_is_collected() -> None:
             await client.write(local, remote)
             endpoint = endpoint_of(client)
             seen.append(weakref.ref(endpoint))
-            for slots in (endpoint.sends.slots, endpoint.receives.slots):
+            for slots in (endpoint.work.sends.slots, endpoint.work.receives.slots):
                 vars(slots)["back"] = endpoint
 
     seen: list[weakref.ref[Any]] = []

@@ -120,7 +120,7 @@ def test_the_benchmark_knows_how_long_a_loop_polls() -> None:
 
 async def test_port_posts_plain_requests_in_one_call() -> None:
     async with connected() as (client, region, remote):
-        port, steps = endpoint_of(client).port, drain_of(client)
+        port, steps = endpoint_of(client).work.port, drain_of(client)
         await client.read(remote[:8], region[:8])  # from now on the port posts READs
         with instant(client):
             crossings = steps.crossings

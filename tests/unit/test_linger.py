@@ -60,14 +60,16 @@ class Pair:
         handshake = Handshake(loop, ConnectionState.ESTABLISHED)
         self.endpoint = Endpoint(reactor, hub, identifier, chosen, handshake)
         queue_pair: Any = SimpleNamespace(key=1)
-        self.endpoint.queue_pair = queue_pair
+        self.endpoint.pair.raw = queue_pair
 
     def post(self, *, is_receive: bool = False) -> WorkRequest:
         endpoint = self.endpoint
-        assert (endpoint.receives.slots if is_receive else endpoint.sends.slots).try_take()
+        assert (
+            endpoint.work.receives.slots if is_receive else endpoint.work.sends.slots
+        ).try_take()
         request = WorkRequest(endpoint, "SEND", 8, (), is_receive=is_receive)
         request.wr_id = 1 << 32
-        endpoint.requests.add(request)
+        endpoint.work.requests.add(request)
         return request
 
     @property

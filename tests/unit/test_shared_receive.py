@@ -93,7 +93,7 @@ def test_queue_pair_waits_for_last_wqe_reached() -> None:
     assert shared.delays(member, member.destroy)  # asked again meanwhile: still one wait
     (timer,) = hub.loop.timers
     before = hub.drains
-    hub.on_object_event[member.queue_pair.key](LAST)
+    hub.on_object_event[member.pair.raw.key](LAST)
     assert (member.then, timer.cancelled) == (1, True)
     assert hub.drains == before + 1  # before the queue pair goes
     assert not shared.delays(member, member.destroy)
@@ -104,7 +104,7 @@ def test_early_last_wqe_reached_needs_no_wait() -> None:
     hub = Hub()
     shared = make(hub)
     member, *_ = join(shared, 1)
-    hub.on_object_event[member.queue_pair.key](LAST)
+    hub.on_object_event[member.pair.raw.key](LAST)
     assert not shared.delays(member, member.destroy)
     assert hub.loop.timers == []
 

@@ -110,7 +110,7 @@ async def main():
             await asyncio.sleep(1000)
         finally:
             asyncio.get_running_loop().call_later(0.1, second)
-            await asyncio.sleep(1000)  # the program's own end: whoever waits for it interrupts again
+            await asyncio.sleep(1000)  # the program's end is slow: its user tries again
 
 def second():
     global interrupted

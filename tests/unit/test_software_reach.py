@@ -201,7 +201,7 @@ async def bind(
     work = SendWork(
         "BIND_MW", lib.IBV_WR_BIND_MW, window=window, bound=to, access=access, rkey=rkey
     )
-    request = endpoint_of(server).sends.submit(work)
+    request = endpoint_of(server).work.sends.submit(work)
     await request
     assert window.rkey == rkey
     return RemoteMemory(0 if access & ZERO_BASED else to.address, length, rkey)
