@@ -419,7 +419,8 @@ class Endpoint:
             finally:
                 self._polls_events = False
         cause = self.teardown.cause
-        if cause is not None and request.is_receive and self.work.port.has_pooled_receives:
+        is_pooled = self.shared_receive is None and self.work.port.has_pooled_receives
+        if cause is not None and request.is_receive and is_pooled:
             return cause  # no program sees the request
         error = self._flush_error(request, vendor_err)
         if cause is None:

@@ -22,6 +22,7 @@ import anyio.lowlevel
 from aiordma._base.errors import EventLoopError
 from aiordma._loop.polling import PollingEventLoop
 from aiordma._native import Waiter as AsyncioWaiter
+from aiordma._native import call_then_run
 
 if TYPE_CHECKING:
     import trio
@@ -296,7 +297,7 @@ class _AsyncioEventLoop(_Face):
             return _Never()
 
     def _deliver_soon(self) -> None:
-        self._loop.call_soon_threadsafe(self._deliver)
+        self._loop.call_soon_threadsafe(call_then_run, self._deliver)
 
     def report(self, message: str, error: Exception) -> None:
         self._loop.call_exception_handler({"message": message, "exception": error})

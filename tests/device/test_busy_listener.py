@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import AsyncExitStack
 
 import anyio
 import anyio.lowlevel
@@ -10,13 +11,14 @@ import pytest
 
 import aiordma
 from tests.device.players import one_loop
-from tests.devices import ADDRESS
+from tests.devices import ADDRESS, DEVICE
 
 pytestmark = pytest.mark.anyio
 
 TURN = 0.5
 """Seconds for which the listener's loop computes without a pause."""
-MOST_TURNS = 3
+MOST_TURNS = 3 if DEVICE == "software" else 4
+"""A driver that blocks creates in a worker, whose result takes one more."""
 CONNECTS = 3
 
 
@@ -30,11 +32,11 @@ async def test_a_handshake_takes_few_turns_of_a_loop_that_computes() -> None:
 
     def client(port: int) -> None:
         async def connect() -> None:
-            for _ in range(CONNECTS):
-                before = turns
-                async with aiordma.connect(ADDRESS, port) as connection:
+            async with AsyncExitStack() as stack:  # the end of one can take a turn of another's
+                for _ in range(CONNECTS):
+                    before = turns
+                    await stack.enter_async_context(aiordma.connect(ADDRESS, port))
                     waited.append(turns - before)
-                    await connection.send(b"x")
 
         try:
             anyio.run(connect)
@@ -42,7 +44,8 @@ async def test_a_handshake_takes_few_turns_of_a_loop_that_computes() -> None:
             done.set()
 
     async def serve(connection: aiordma.Connection) -> None:
-        await connection.receive()
+        async for _ in connection:
+            pass
 
     async with (
         aiordma.listen(ADDRESS, 0) as listener,

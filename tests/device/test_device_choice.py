@@ -12,7 +12,7 @@ import pytest
 
 import aiordma
 from aiordma._runtime import device_choice
-from aiordma._runtime.reactor import current_reactors
+from aiordma._runtime.reactor import close_unused_reactors, current_reactors
 from aiordma.integrations.httpcore import StreamBackend
 from aiordma.streams import connect_stream, create_connection, create_server, listen_stream
 from tests.connections import connect_to
@@ -98,6 +98,7 @@ async def test_both_devices_serve_one_loop_at_the_same_time(device: DeviceUnderT
             built_in[0].post_send(region)
         await real[0].aclose()
         await both_ways(*built_in)
+    await close_unused_reactors()
     assert {name: kernel_objects(name) for name in before} == before
     assert current_reactors() == []
 

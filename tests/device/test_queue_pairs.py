@@ -1,7 +1,6 @@
 """Queue pairs without the connection manager: connected by hand, awaited as any other."""
 
 import contextlib
-import errno
 import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -74,31 +73,6 @@ async def test_what_uc_lacks_is_said(device: DeviceUnderTest) -> None:
             await one.open_window()
         assert one.peer_timeout == math.inf  # no acknowledgements
         await both_ways(one, other)
-
-
-@by_hand
-async def test_refused_destruction_keeps_the_memory(device: DeviceUnderTest) -> None:
-    own = bytearray(b"of the device")
-    async with pair(device, receive_buffers=0, flush_timeout=0.05) as (one, other):
-        region = one.register(own)
-        request = one.post_send(region[:])  # for which the peer has no receive
-        queue_pair: Any = queue_pair_of(one)
-        destroy, queue_pair._unmake = queue_pair._unmake, lambda _: errno.EBUSY
-        queue_pair.modify = lambda *_, **__: None  # it does not flush in time
-        for _ in range(2):
-            with pytest.raises(aiordma.VerbsCallError, match=r"destroy_qp.*call aclose\(\) again"):
-                await one.aclose()
-            with pytest.raises(aiordma.FlushedError, match="refused to destroy"):
-                await request
-            assert not region.closed
-            with pytest.raises(BufferError):
-                own.append(0)
-        arrived = await other.post_recv(bytearray(64))
-        assert arrived.byte_len == len(own)  # the device still sends it
-        queue_pair._unmake = destroy
-        await one.aclose()
-        assert region.closed
-        own.append(0)
 
 
 @by_hand
