@@ -263,7 +263,7 @@ class Connection(ObjectStream[bytes]):
 
         Raises: nothing.
         """
-        return RequestStatistics._of(self._endpoint.counters())
+        return RequestStatistics._of(self._endpoint.work.counters())
 
     @property
     def cause(self) -> Exception | None:

@@ -38,6 +38,7 @@ from aiordma._endpoint.staging import THREAD_LIMIT
 from aiordma._endpoint.windows import BoundWindow
 from aiordma._loop.event_loop import Timer
 from aiordma._loop.threads import Once, outwait
+from aiordma._runtime.teardown import Phase
 from aiordma.verbs import LocalMemory, MemoryRegion, MemorySlice, MemoryWindow
 from aiordma.verbs.buffers import flat_view
 
@@ -196,7 +197,7 @@ class Grant:
             endpoint.teardown.on_ended.remove(self._start_ending)
         if window is None or endpoint.teardown.has_ended:
             self._deregister()  # the end of a queue pair frees its windows
-        elif endpoint.windows_go:
+        elif endpoint.teardown.phase is Phase.DESTROYING:
             endpoint.teardown.on_ended.append(self._deregister)  # a thread is freeing them
         else:
             try:

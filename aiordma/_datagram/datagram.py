@@ -139,7 +139,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
 
         Raises: nothing.
         """
-        return RequestStatistics._of(self._endpoint.counters())
+        return RequestStatistics._of(self._endpoint.work.counters())
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:

@@ -33,7 +33,6 @@ from aiordma._base.origin import warn_unclosed
 from aiordma._base.process import forked, here
 from aiordma._base.socket_address import SocketAddress, address_text, unpack_address
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
-from aiordma._base.statistics import RequestCounters
 from aiordma._endpoint.causes import Follows, What, event_cause, ruling, silence_error
 from aiordma._endpoint.domain_state import DomainState, kept_open
 from aiordma._endpoint.handshake import IN_PROGRESS, Handshake
@@ -142,7 +141,7 @@ class Endpoint:
         self.shared_receive: SharedReceives | None = None
         self.regions: dict[int, MemoryRegion] = {}
         self.windows: dict[int, Window] = {}
-        """Until a call has freed them; `windows_go` says that it may be under way."""
+        """Until a call has freed them: in the phase DESTROYING, perhaps in a thread."""
         self.calls: Calls = Calls(self.loop)
         """Calls that use the queue pair or the identifier, and delay their destruction."""
         self.awaits_answer: bool = False
@@ -152,7 +151,7 @@ class Endpoint:
         self.teardown: Teardown = Teardown(reactor, self)
         if domain is not None:
             domain.join(self, "connection", lambda: self.teardown.is_closing)
-        hub.counters.add(self)
+        hub.counters.add(self.work)
 
     def __repr__(self) -> str:
         return f"<Connection to {self.peer_address} on {self.device_name}: {self.state.value}>"
@@ -193,11 +192,6 @@ class Endpoint:
         return self.hub.context.device_name
 
     @property
-    def windows_go(self) -> bool:
-        """Whether its end is freeing the windows, perhaps in a thread."""
-        return self.teardown.phase is Phase.DESTROYING
-
-    @property
     def trace_labels(self) -> tuple[str, int, str | None]:
         """The device, the queue pair's number and the peer, for a trace. In any thread."""
         return self.device_name, self.pair.number, self.peer_text
@@ -208,10 +202,6 @@ class Endpoint:
         if self.peer_address is None:
             return f"queue pair {self.pair.number:#x} of {self.device_name}"
         return f"the connection to {self.peer_text}"
-
-    def counters(self) -> RequestCounters:
-        """Return the counters of its requests."""
-        return self.work.counters()
 
     # -- creation -------------------------------------------------------------------------------
 
@@ -724,7 +714,7 @@ class Endpoint:
         self.pair.free()
         if self.shared_receive is not None:
             self.shared_receive.leave(self)
-        self.hub.counters.remove(self)
+        self.hub.counters.remove(self.work)
         self.work.unretrieved.end(self.name, self.teardown.cause)
 
     def _flushed(self, request: WorkRequest, why: str = "") -> Exception:

@@ -8,6 +8,7 @@ from aiordma._endpoint.domain_state import wrong_domain
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._native import WindowBase, ffi
 from aiordma._requests.request import WorkRequest
+from aiordma._runtime.teardown import Phase
 from aiordma.verbs import MemorySlice, MemoryWindow
 
 __all__ = ("BoundWindow", "check_bindable", "check_window_memory")
@@ -115,7 +116,7 @@ class BoundWindow(WindowBase):
 
         See: man ibv_dealloc_mw.
         """
-        if self._window.closed or self._endpoint.windows_go:
+        if self._window.closed or self._endpoint.teardown.phase is Phase.DESTROYING:
             return  # the connection's end frees its windows, in a thread perhaps
         if self._last is not None and not self._last.done():
             self._last.add_done_callback(lambda _: self.close())

@@ -109,11 +109,11 @@ async def test_one_failed_thread_start_fails_one_call(starts: Starts) -> None:
     await bounded(use_everything)
     await bounded(let_go)
     total = starts.count
-    assert total > 5
+    assert total > 3
     for at in range(total):
         starts.count, starts.fails = 0, partial(operator.eq, at)
         await check_outcome()
-    assert starts.failed > total // 2
+    assert starts.failed > total // 3  # the others were not reached: a worker was still there
     starts.fails = lambda number: False
     await bounded(use_everything)
 

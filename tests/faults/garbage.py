@@ -22,6 +22,7 @@ from anyio.abc import TaskGroup
 
 import aiordma
 from aiordma._base.enums import QueuePairAttribute
+from aiordma._runtime.reactor import close_unused_reactors
 from tests.connections import connect_to
 from tests.internals import endpoint_of
 from tests.kernel_objects import kernel_counts, kernel_taint
@@ -507,6 +508,7 @@ async def _run(driver: str, name: str) -> Found:
                 grown.append(resident_kib() - before)
             found["grown_kib"] = min(grown)
         group.cancel_scope.cancel()
+    await close_unused_reactors()
     found["objects"] = {
         kind: count - objects[kind]
         for kind, count in kernel_counts(f"{driver}2").items()
