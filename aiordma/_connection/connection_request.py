@@ -186,7 +186,8 @@ class ConnectionRequest:
             options: replace the listener's options (except `tos`, which cannot change any more).
 
         Raises:
-            RdmaConnectionError: the peer has withdrawn, or did not finish the handshake in time.
+            RdmaConnectionError: the peer has withdrawn or reset its connection, or did not finish the
+                handshake in time.
             ClosedError: the request has been answered already, the listener ended its handshake, or
                 its shared receive queue was closed.
             NotSupportedError: the listener has `shared_receive`, and the device has no shared

@@ -719,10 +719,11 @@ def parameters(options: ConnectionOptions, private_data: bytes) -> ConnectionPar
 
 
 def failed_handshake(what: str, endpoint: Endpoint) -> Exception:
-    """Return why an endpoint's handshake failed."""
-    if endpoint.cause is not None:
-        return detached(endpoint.cause)
-    return failed_event(what, endpoint.handshake.event)
+    """Return why an endpoint's handshake failed, which is the cause of its end."""
+    cause = endpoint.cause
+    if cause is None:
+        cause = endpoint.teardown.cause = failed_event(what, endpoint.handshake.event)
+    return detached(cause)
 
 
 def failed_event(what: str, event: Event | None) -> Exception:

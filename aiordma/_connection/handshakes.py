@@ -24,7 +24,7 @@ from aiordma._connection.connection_request import ConnectionRequest
 from aiordma._loop.event_loop import EventLoop, Timer, Waiter
 from aiordma._loop.threads import Once, outwait
 
-__all__ = ("Handshake", "Handshakes", "ServedHandshakes")
+__all__ = ("Acceptance", "Handshakes", "ServedHandshakes")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -130,10 +130,10 @@ class _Caller:
         self.private_data = private_data
         self.waiter = waiter
         self.origin = origin()
-        self.result: Handshake | None = None
+        self.result: Acceptance | None = None
 
 
-class Handshake:
+class Acceptance:
     """The handshake of one peer, until its connection is returned or its error is raised."""
 
     def __init__(self, loop: EventLoop, request: ConnectionRequest, private_data: bytes) -> None:
@@ -219,8 +219,8 @@ class Handshakes:
         self._after_events = after_events
         self._on_leave = on_leave
         self._on_left = on_left
-        self._running: FairQueue[Handshake] = FairQueue()
-        self._finished: deque[Handshake] = deque()
+        self._running: FairQueue[Acceptance] = FairQueue()
+        self._finished: deque[Acceptance] = deque()
         self._callers: deque[_Caller] = deque()
         self._is_closed = False
         self._timer: Timer | None = None
@@ -285,7 +285,7 @@ class Handshakes:
             self._end(handshake)
         self.release()
 
-    def adopt(self) -> list[Handshake]:
+    def adopt(self) -> list[Acceptance]:
         """Return the handshakes that earlier calls left, in progress or finished; none while a call
         waits. They then belong to the caller, which accepts each."""
         adopted = [] if self._callers else [*self._running, *self._finished]
@@ -311,7 +311,7 @@ class Handshakes:
     def _has_room(self) -> bool:
         return len(self._running) < MOST_HANDSHAKES or self._victim() is not None
 
-    def _victim(self) -> Handshake | None:
+    def _victim(self) -> Acceptance | None:
         return self._running.greediest(lambda each: each.waits.are_too_many)
 
     def _begin(self, request: ConnectionRequest, caller: _Caller) -> None:
@@ -320,7 +320,7 @@ class Handshakes:
             _log_victim(victim.request)
             self._end(victim)
         request._origin = caller.origin or request._origin
-        handshake = Handshake(self._loop, request, caller.private_data)
+        handshake = Acceptance(self._loop, request, caller.private_data)
         self._running.append(handshake, source_of(request.peer_address))
         self._loop.spawn(partial(self._run, handshake), "aiordma: a handshake")
 
@@ -351,7 +351,7 @@ class Handshakes:
 
     # -- ending handshakes --------------------------------------------------------------------
 
-    async def _run(self, handshake: Handshake) -> None:
+    async def _run(self, handshake: Acceptance) -> None:
         if handshake.was_ended:
             return
         try:
@@ -363,7 +363,7 @@ class Handshakes:
             handshake.returned.set()
             self._call_returned(handshake)
 
-    def _call_returned(self, handshake: Handshake) -> None:
+    def _call_returned(self, handshake: Acceptance) -> None:
         if handshake.was_ended:
             self._on_left()
         elif not handshake.is_adopted:
@@ -394,7 +394,7 @@ class Handshakes:
             if handshake.private_data not in kept:
                 self._end(handshake)
 
-    def _forget(self, handshake: Handshake) -> None:
+    def _forget(self, handshake: Acceptance) -> None:
         if handshake in self._running:
             self._running.remove(handshake)
         if handshake in self._finished:
@@ -403,7 +403,7 @@ class Handshakes:
             self._timer.cancel()
             self._timer = None
 
-    def _end(self, handshake: Handshake) -> None:
+    def _end(self, handshake: Acceptance) -> None:
         if not handshake.was_ended:
             handshake.was_ended = True
             self._on_leave()

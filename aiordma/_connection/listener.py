@@ -50,7 +50,7 @@ from aiordma._base.statistics import ListenerStatistics
 from aiordma._connection.connection import Connection, ConnectionInfo
 from aiordma._connection.connection_request import ConnectionRequest, RequestTally
 from aiordma._connection.domain import DomainArgument
-from aiordma._connection.handshakes import Handshake, Handshakes, ServedHandshakes
+from aiordma._connection.handshakes import Acceptance, Handshakes, ServedHandshakes
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_source import ListenerReceives
@@ -610,16 +610,16 @@ class Listener(AbstractListener[Connection]):
     def _start_handling(
         self,
         group: TaskGroup,
-        accepting: ConnectionRequest | Handshake,
+        accepting: ConnectionRequest | Acceptance,
         handler: Callable[[Connection], Any],
     ) -> None:
-        request = accepting.request if isinstance(accepting, Handshake) else accepting
+        request = accepting.request if isinstance(accepting, Acceptance) else accepting
         self._served.begin(request)
         group.start_soon(self._handle_one, accepting, request, handler)
 
     async def _handle_one(
         self,
-        accepting: ConnectionRequest | Handshake,
+        accepting: ConnectionRequest | Acceptance,
         request: ConnectionRequest,
         handler: Callable[[Connection], Awaitable[Any]],
     ) -> None:

@@ -596,8 +596,8 @@ class Endpoint:
         self._saw(What.REPORTED, error)
 
     async def connected(self) -> bool:
-        """Wait for the end of the handshake, and return whether it succeeded. The connection may
-        have ended again by then, with messages to receive.
+        """Wait for the end of the handshake, and return whether the peer is, or was, connected. The
+        connection may have ended again by then, with messages to receive.
 
         Raises:
             TimeoutError: the handshake's time limit is over.
@@ -707,7 +707,7 @@ class Endpoint:
     def _destroyed(self) -> None:
         self.hub.drain_all()
         if self.work.requests:
-            fail_all(self.work.requests, self._flushed)
+            fail_all(self.work.requests, self._fail_with_flush)
         while self.windows:
             self.windows.popitem()[1]._freed()
         self.hub.on_failure.discard(self.fail)
@@ -717,7 +717,7 @@ class Endpoint:
         self.hub.counters.remove(self.work)
         self.work.unretrieved.end(self.name, self.teardown.cause)
 
-    def _flushed(self, request: WorkRequest, why: str = "") -> Exception:
+    def _fail_with_flush(self, request: WorkRequest, why: str = "") -> Exception:
         self.hub.in_flight.take(request.wr_id)
         self._remember_failed(request)
         return self._flush_error(request, why=why)
@@ -727,7 +727,7 @@ class Endpoint:
         self.work.sends.slots.fail(self.cause or ClosedError(why))
         for request in self.work.requests:
             request._keep_memory()
-        fail_all(self.work.requests, lambda request: self._flushed(request, why))
+        fail_all(self.work.requests, lambda request: self._fail_with_flush(request, why))
 
     def _release(self) -> Callable[[], object] | None:
         regions = list(self.regions.values())

@@ -35,6 +35,7 @@ class Handshake:
         self.event: Event | None = None
         """The last event that has changed the state before the connection was established."""
         self.was_established: bool = state is ConnectionState.ESTABLISHED
+        """Whether the peer is, or was, connected: `Endpoint._saw` can know it without the event."""
         self.is_late: bool = False
         """Whether the time limit has been exceeded."""
         self._loop = loop

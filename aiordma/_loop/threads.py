@@ -169,7 +169,7 @@ class Lane:
             self._run(call, lock)
             del call  # an idle worker keeps no objects alive
             with lock:
-                if self._workers > self.max_workers + self._abandoned:
+                if lock is self._lock and self._workers > self.max_workers + self._abandoned:
                     self._workers -= 1
                     return
 
@@ -183,8 +183,9 @@ class Lane:
             logger.exception("a call into the driver could not report its end")
         with lock:
             call.run = None
-            self._calls -= 1
-            self._abandoned -= call.is_abandoned
+            if lock is self._lock:
+                self._calls -= 1
+                self._abandoned -= call.is_abandoned
 
 
 PEERS = Lane(64)

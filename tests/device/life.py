@@ -33,6 +33,9 @@ STREAM_WRITER = re.compile(
 """From Python 3.12 on, asyncio's StreamWriter itself warns when it is collected unclosed."""
 INTERRUPTS = {"KeyboardInterrupt", "asyncio.exceptions.CancelledError"}
 """asyncio.run makes a KeyboardInterrupt of the main task's cancellation."""
+STOPPED = "RuntimeError: Event loop stopped before Future completed.\n"
+"""asyncio's own end, of any program with a second task, if the SIGINT comes between the main task's
+last step and the loop's stop: the stop then meets what Runner.close runs."""
 
 
 def said_by_us(said: str) -> list[str]:
@@ -66,6 +69,8 @@ class End:
     @property
     def is_clean(self) -> bool:
         """Whether it ended by itself or by its SIGINT, and named no other error."""
+        if self.status == 1 and self.said.endswith(STOPPED) and "KeyboardInterrupt" in self.said:
+            return errors_in(self.said) == {"KeyboardInterrupt", "RuntimeError"}
         return self.status in (0, -signal.SIGINT) and errors_in(self.said) <= INTERRUPTS
 
 

@@ -46,7 +46,7 @@ async def test_members_receive_and_can_reply_and_leave() -> None:
         assert not joined.is_joined
         assert GROUP not in members()
         await sender.send(b"to those who have not left", group)
-        await sender.send(b"the next", sender.peer(member.gid, member.pair.number))
+        await sender.send(b"the next", sender.peer(member.gid, member.qp_num))
         assert (await member.receive()).data == b"the next"
 
 

@@ -105,6 +105,22 @@ async def test_closing_a_prepared_client_sends_nothing() -> None:
         assert not requests_of(listener)
 
 
+@pytest.mark.promise("Every posted request completes or fails")
+async def test_receives_of_a_refused_connection_name_the_refusal() -> None:
+    async with aiordma.listen(ADDRESS, 0) as listener:
+        client = await aiordma.prepare_connection(ADDRESS, listener.port, **OWN_RECEIVES)
+        _, receives = post_receives(client)
+        async with anyio.create_task_group() as group:
+            establishing = Outcome()
+            group.start_soon(establishing.of, client.establish)
+            await (await listener.request()).reject()
+        assert isinstance(establishing.error, aiordma.RejectedError)
+        for receive in receives:
+            with pytest.raises(aiordma.FlushedError) as caught:
+                await receive
+            assert isinstance(caught.value.__cause__, aiordma.RejectedError)
+
+
 async def test_closing_ends_an_establish_under_way() -> None:
     async with aiordma.listen(ADDRESS, 0) as listener:
         client = await aiordma.prepare_connection(ADDRESS, listener.port)

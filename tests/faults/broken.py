@@ -50,7 +50,7 @@ def give_a_slot_twice() -> None:
     def give_twice(self: Any, request: Any) -> None:
         ended(self, request)
         if "READ" in request.operation:
-            self.sends.slots.free += 1
+            self.work.sends.slots.free += 1
 
     owner.request_ended = give_twice
 

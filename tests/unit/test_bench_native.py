@@ -94,6 +94,8 @@ def test_rows_of_short_connections_are_measured(tmp_path: Path) -> None:
         "software/connect/open_domain",
         "software/connect/beside_tcp",
         "software/stream/connect",
+        "software/connect/200_at_once",
+        "software/connect/200_at_once/in_c",
     ]
 
 

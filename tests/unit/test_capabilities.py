@@ -21,7 +21,8 @@ def endpoint_of(service: QueuePairType, max_mw: int) -> Any:
     attributes = SimpleNamespace(atomic_cap=AtomicCapability.NONE, max_mw=max_mw)
     context = SimpleNamespace(device_name="dev0")
     hub = SimpleNamespace(is_iwarp=True, attributes=attributes, context=context)
-    return SimpleNamespace(service=service, hub=hub, port=SimpleNamespace())
+    pair, work = SimpleNamespace(service=service), SimpleNamespace(port=SimpleNamespace())
+    return SimpleNamespace(pair=pair, work=work, hub=hub)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 
 from aiordma._base.enums import QueuePairType
 from aiordma._base.errors import retry_seconds
-from aiordma._endpoint.endpoint import Endpoint
+from aiordma._base.options import ConnectionOptions
+from aiordma._endpoint.pair import Pair
 
 pytestmark = pytest.mark.natively
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.natively
 def test_peer_timeout_is_that_of_the_service(
     service: QueuePairType, is_iwarp: bool, retries: tuple[int, int], seconds: float
 ) -> None:
-    endpoint: Any = SimpleNamespace(
-        service=service, retries=retries, hub=SimpleNamespace(is_iwarp=is_iwarp)
-    )
-    assert Endpoint.peer_timeout.fget(endpoint) == seconds  # type: ignore[attr-defined]
+    hub: Any = SimpleNamespace(is_iwarp=is_iwarp)
+    pair = Pair(hub, ConnectionOptions())
+    pair.service, pair.retries = service, retries
+    assert pair.peer_timeout == seconds

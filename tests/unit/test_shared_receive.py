@@ -43,8 +43,7 @@ class Member:
     def __init__(self, hub: Any, qp_num: int) -> None:
         self.hub = hub
         self.domain = hub.domain
-        self.qp_num = qp_num
-        self.queue_pair = SimpleNamespace(key=1000 + qp_num)
+        self.pair = SimpleNamespace(number=qp_num, raw=SimpleNamespace(key=1000 + qp_num))
         self.on_close: list[Callable[[], None]] = []
         self.teardown = SimpleNamespace(on_closed=self.on_close)
         self.failures: list[Exception] = []
@@ -128,7 +127,7 @@ def test_reporting_device_is_awaited_again() -> None:
     shared = make(hub)
     first, *_ = join(shared, 1)
     second, *_ = join(shared, 2)
-    hub.on_object_event[first.queue_pair.key](LAST)
+    hub.on_object_event[first.pair.raw.key](LAST)
     assert shared.delays(second, second.destroy)
     hub.loop.fire()  # too late, this time
     third, *_ = join(shared, 3)

@@ -6,7 +6,7 @@
  *
  * No peer is trusted to answer. A peer that connects and sends nothing is dropped after a while. A
  * peer that does not reply to the request is UNREACHABLE. A peer that was accepted and then sends
- * nothing is UNREACHABLE, too.
+ * nothing is UNREACHABLE, too; one that resets its stream then is a CONNECT_ERROR.
  */
 #include "cm_stream.h"
 
