@@ -186,8 +186,8 @@ class ConnectionRequest:
             options: replace the listener's options (except `tos`, which cannot change any more).
 
         Raises:
-            RdmaConnectionError: the peer has withdrawn or reset its connection, or did not finish the
-                handshake in time.
+            RdmaConnectionError: the peer has withdrawn or reset its connection, or did not finish
+                the handshake in time.
             ClosedError: the request has been answered already, the listener ended its handshake, or
                 its shared receive queue was closed.
             NotSupportedError: the listener has `shared_receive`, and the device has no shared
@@ -397,7 +397,9 @@ class ConnectionRequest:
 
     def _close(self) -> None:
         """Start `aclose` in the background, also outside of the event loop."""
-        if not self._answered:
+        if self._process != here.pid:
+            self._at_end.closed.set()  # the request belongs to the parent process
+        elif not self._answered:
             self._start_rejecting(lambda: None)
             self._tally.rejected += 1
 

@@ -696,7 +696,14 @@ class Listener(AbstractListener[Connection]):
             self._domain.leave(self)
 
     def _abandon(self, why: str) -> None:
-        """It has no requests of its own."""
+        """It has no requests of its own. Wake all that wait."""
+        self._closed = True
+        self._all_left.set()
+        self._wake_all()
+        self._handshakes.release()
+        refusal = self._teardown.refusal
+        if self._domain is not None and refusal is not None:
+            self._domain.keep_for(self, refusal)
 
     def _wake_all(self) -> None:
         while self._waiters:

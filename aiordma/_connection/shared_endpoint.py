@@ -130,7 +130,7 @@ class SharedReceiveEndpoint:
         self._limit: tuple[int, Waiter] | None = None
         self._resizing = False
         hub.counters.add(self)
-        self.teardown: Teardown = Teardown(reactor, self)
+        self.teardown: Teardown = Teardown(reactor, self, hub)
         if identifier is None:
             self.teardown.is_reported = True  # a listener's own, which the program does not close
         else:
@@ -425,6 +425,11 @@ class SharedReceiveEndpoint:
         elif self.teardown.phase is Phase.FLUSHING:
             self.teardown.step(self._flush)
 
+    def keep_for(self, member: Endpoint, error: Exception) -> None:
+        """Remove an endpoint that has leaked, for this error: the queue leaks at its end, too."""
+        self.teardown.keep_for(error)
+        self.leave(member)
+
     def delays(self, member: Endpoint, then: Callable[[], None]) -> bool:
         """See `SharedReceiveMembers.delays`."""
         return self._members.delays(member, then)
@@ -596,6 +601,9 @@ class SharedReceiveEndpoint:
         for request in self._open:
             request._keep_memory()
         fail_all(self._open, lambda request: self._flushed(request, why))
+        refusal = self.teardown.refusal
+        if self.domain_state is not None and refusal is not None:
+            self.domain_state.keep_for(self, refusal)
 
     def _release(self) -> Callable[[], object] | None:
         regions, unused = list(self.regions.values()), self.hub.take_unused()

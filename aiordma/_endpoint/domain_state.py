@@ -74,7 +74,7 @@ class DomainState:
         self._apart: Callable[[], None] | None = None
         self._teardown: Teardown | None = None
         if identifier is not None:
-            self._teardown = Teardown(reactor, self)
+            self._teardown = Teardown(reactor, self, hub)
             reactor.subscribe(identifier, self._handle)
 
     def __repr__(self) -> str:
@@ -141,9 +141,15 @@ class DomainState:
         self._users.pop(user, None)
         if self._teardown is not None:
             if self._teardown.phase is Phase.FLUSHING:
-                self._flush()
+                self._teardown.step(self._flush)
         elif not self._users and self._apart is None:
             self.reactor.dispose(self, self.take_apart())
+
+    def keep_for(self, user: object, error: Exception) -> None:
+        """Leak at the end: a user has leaked, for this error. A private domain just stays."""
+        if self._teardown is not None:
+            self._teardown.keep_for(error)
+            self.leave(user)
 
     # -- memory ---------------------------------------------------------------------------------
 

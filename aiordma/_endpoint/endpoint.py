@@ -109,6 +109,9 @@ class SharedReceives(SharedRaw, Protocol):
     def leave(self, member: "Endpoint") -> None:
         """Remove an endpoint after its queue pair was destroyed and its completions delivered."""
 
+    def keep_for(self, member: "Endpoint", error: Exception) -> None:
+        """Remove an endpoint that has leaked, for this error: the queue leaks at its end, too."""
+
 
 class Endpoint:
     """See the module. A connect or an accept creates it with an identifier that is bound to a
@@ -148,7 +151,7 @@ class Endpoint:
         """Between `driver_waits` and `driver_returned`."""
         self._is_assumed = self._polls_events = False
         self._watch: PeerWatch | None = None
-        self.teardown: Teardown = Teardown(reactor, self)
+        self.teardown: Teardown = Teardown(reactor, self, hub)
         if domain is not None:
             domain.join(self, "connection", lambda: self.teardown.is_closing)
         hub.counters.add(self.work)
@@ -724,6 +727,17 @@ class Endpoint:
 
     def _abandon(self, why: str) -> None:
         self._update_port()
+        if self.handshake.state not in _ENDED:
+            self.handshake.state = ConnectionState.BROKEN
+        self.handshake.wake()
+        if self._watch is not None:
+            self._watch.stop()
+        refusal = self.teardown.refusal
+        assert refusal is not None
+        if self.shared_receive is not None:
+            self.shared_receive.keep_for(self, refusal)
+        if self.domain_state is not None:
+            self.domain_state.keep_for(self, refusal)
         self.work.sends.slots.fail(self.cause or ClosedError(why))
         for request in self.work.requests:
             request._keep_memory()

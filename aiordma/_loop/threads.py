@@ -123,8 +123,8 @@ class Lane:
             VerbsCallError: no thread could be started.
         """
         if not self._keeps_worker or self._process != here.pid:
-            self._keeps_worker = True
             self.submit(lambda: None)
+            self._keeps_worker = True
 
     def _ensure_worker(self) -> None:
         if self._calls <= self._workers or self._workers >= self.max_workers + self._abandoned:

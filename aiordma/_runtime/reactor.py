@@ -24,7 +24,7 @@ from aiordma._base.errors import EventLoopError, VerbsCallError
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider
 from aiordma._loop.event_loop import EventLoop, current_event_loop, require_here, running_loop
-from aiordma._loop.threads import ACCEPTS, DESTROYS, Once, in_thread, outwait, start_destroy
+from aiordma._loop.threads import ACCEPTS, DESTROYS, Once, in_thread, start_destroy
 from aiordma._native import call_then_run, ffi, leak
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.unmanaged_identifier import Unmanaged, opened_device
@@ -47,6 +47,10 @@ Then = Callable[[BaseException | None], None]
 
 END_SECONDS = 5.0
 """Seconds that the end of a loop waits for the program's cancelled tasks."""
+
+LONGEST_END = 60.0
+"""Seconds that the end of a loop waits for the objects that it closes. By their options' defaults,
+they need less than ten."""
 
 CALLS_SECONDS = 1.0
 """Seconds that the end of a loop, or all closes after it together, wait for the driver's calls."""
@@ -76,6 +80,10 @@ class Closable(Protocol):
     def closed(self) -> Once:
         """Set once it is closed."""
 
+    @property
+    def hub(self) -> DeviceHub | None:
+        """That of its device; None: it needs none."""
+
 
 @dataclass(frozen=True, slots=True)
 class AtLoopEnd:
@@ -84,6 +92,7 @@ class AtLoopEnd:
     left_open: Callable[[], str]
     close: Callable[[], None]
     closed: Once
+    hub: DeviceHub | None = None
 
     def end_with_loop(self) -> None:
         """Close it."""
@@ -207,8 +216,10 @@ class Reactor:
         be taken, else after the destroying calls."""
         if not self.loop.has_ended and self.poll_events():
             callback()
-        else:
-            self._after_events.append(callback)
+            return
+        self._after_events.append(callback)
+        if not self._destroying:
+            self.loop.call_later(0, self._readable)
 
     def _readable(self) -> None:
         call_then_run(self.poll_events)
@@ -323,7 +334,12 @@ class Reactor:
                 return self._hubs[key]
 
             def keep(hub: DeviceHub) -> None:
-                hub.start()
+                try:
+                    hub.start()
+                except BaseException:
+                    hub.stop()
+                    hub.close()
+                    raise
                 hub.on_failed = partial(self._has_failed, key)
                 self._hubs[key] = hub
                 logger.info("this event loop uses the device %s", hub.context.device_name)
@@ -347,7 +363,9 @@ class Reactor:
         self.loop.call_later(0, self._close_failed)
 
     def _close_failed(self) -> None:
-        used = [getattr(each, "hub", None) for each in self.closables]
+        if self.is_leaking:
+            return  # perhaps an object of theirs
+        used = [each.hub for each in self.closables]
         for hub in [hub for hub in self._failed if hub not in used]:
             self._failed.remove(hub)
             hub.stop()
@@ -383,8 +401,9 @@ class Reactor:
             left = _left_open(closables)
             for each in closables:
                 each.end_with_loop()  # all at once: each can wait for its peer, or its device
-            for each in closables:
-                await outwait(each.closed)
+            with anyio.move_on_after(LONGEST_END, shield=True):
+                for each in closables:
+                    await each.closed.wait()
             self._is_guarded = False
             with anyio.move_on_after(CALLS_SECONDS, shield=True):
                 while self.loop.calls:  # noqa: ASYNC110 - the loop has no event for it
@@ -393,13 +412,23 @@ class Reactor:
             if self.ended:
                 with anyio.move_on_after(CALLS_SECONDS, shield=True):
                     await self._closed.wait()
+            elif self.loop.asyncio_loop is not None:
+                self.loop.call_later(0, self._guard_again)
             _warn_of(left)
             raise
 
+    def _guard_again(self) -> None:
+        """Guard what the program has opened since, because the loop goes on."""
+        if not self.ended:
+            self._is_guarded = True
+            self.loop.spawn(self.guard, "aiordma: guard of the loop's end")
+
     def _close_if_unused(self) -> None:
-        """Close the reactor, unless an object or a call in a worker thread uses it. What has leaked
-        uses it for ever."""
+        """Close the reactor, unless an object, a connect or a call in a worker thread uses it. What
+        has leaked uses it for ever."""
         if self.ended or self.closables or self._unwanted or self.is_leaking or self.loop.calls:
+            return
+        if self._handlers and not self.loop.has_ended:
             return
         self.ended = True
         self._on_end()
@@ -577,7 +606,11 @@ async def _open(provider: Provider, known: _Loop) -> Reactor:
         )
     else:
         channel = EventChannel(provider)
-    reactor = Reactor(loop, channel, lambda: known.reactors.pop(provider.name, None))
+    try:
+        reactor = Reactor(loop, channel, lambda: known.reactors.pop(provider.name, None))
+    except BaseException:
+        channel.close()
+        raise
     known.reactors[provider.name] = reactor
     loop.spawn(reactor.guard, "aiordma: guard of the loop's end")
     return reactor

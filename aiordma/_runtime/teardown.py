@@ -28,6 +28,7 @@ from aiordma._base.process import here
 from aiordma._loop.event_loop import EventLoop, Timer
 from aiordma._loop.threads import Once, outwait
 from aiordma._native import leak
+from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import Reactor
 
 __all__ = ("Above", "Owner", "Phase", "Teardown")
@@ -104,6 +105,7 @@ class Teardown:
         "__weakref__",
         "_above",
         "_is_releasing",
+        "_leaks_for",
         "_loop",
         "_owner",
         "_reactor",
@@ -112,6 +114,7 @@ class Teardown:
         "closed",
         "ended",
         "has_ended",
+        "hub",
         "is_closing",
         "is_hurried",
         "is_reported",
@@ -123,8 +126,10 @@ class Teardown:
         "refusal",
     )
 
-    def __init__(self, reactor: Reactor, owner: Owner) -> None:
+    def __init__(self, reactor: Reactor, owner: Owner, hub: DeviceHub | None = None) -> None:
         loop = reactor.loop
+        self.hub: DeviceHub | None = hub
+        """That of its device; None: it needs none."""
         self.phase: Phase = Phase.OPEN
         self.process: int = here.pid
         self.cause: Exception | None = None
@@ -156,6 +161,7 @@ class Teardown:
         self._reactor = reactor
         self._loop: EventLoop = loop
         self._is_releasing = False
+        self._leaks_for: Exception | None = None  # why an object on it has leaked
         self._timers: dict[str, Timer] = {}
         reactor.enter(self)
 
@@ -218,10 +224,18 @@ class Teardown:
 
     def destroy(self) -> None:
         """Destroy what the device has of it, because nothing is left to flush. Idempotent."""
-        if self.phase is Phase.FLUSHING:
+        if self.phase is not Phase.FLUSHING:
+            return
+        if self._leaks_for is not None:
+            self._break(self._leaks_for)
+        else:
             self.cancel_timers()
             self.phase = Phase.DESTROYING
             self._reactor.destroy(self._owner._destroy, self._destroyed)
+
+    def keep_for(self, error: Exception) -> None:
+        """Leak the object at its end: one that was created on it has leaked, for this error."""
+        self._leaks_for = self._leaks_for or error
 
     def _destroyed(self, error: BaseException | None) -> None:
         if error is not None:
@@ -342,14 +356,16 @@ class Teardown:
         """Return its name for the warning that the program did not close it; "" once it has been
         reported, or is being closed."""
         above = self.above
-        if self.is_reported or self.is_closing or (above is not None and above._is_ending):
+        if self.is_reported or self.is_closing or self.is_inherited:
+            return ""
+        if above is not None and above._is_ending:
             return ""
         return with_origin(self._owner, self.origin)
 
     def end_with_loop(self) -> None:
         """Close the object, by what is built on it."""
         above = self.above
-        if above is None:
+        if above is None or self.is_inherited:
             self.close()
         else:
             above._end_soon()

@@ -199,5 +199,36 @@ def test_what_is_opened_after_a_cancellation_of_all_tasks_stays_open(make_loop: 
     assert text.count("<Listener on") == 1
 
 
+@pytest.mark.promise("A process ends, whatever is open")
+def test_what_a_loop_opens_after_its_tasks_were_cancelled_is_closed_at_its_end(
+    make_loop: MakeLoop,
+) -> None:
+    before = kernel_objects(DEVICE)
+    background, kept = Background(), list[aiordma.Listener]()
+
+    async def clean_up() -> None:
+        async with aiordma.listen(ADDRESS, 0) as listener:
+            background.open.set()
+            try:
+                await listener.accept()
+            finally:
+                await asyncio.sleep(0.2)
+
+    async def main() -> None:
+        await background.start(clean_up())
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0.05)
+        kept.append(await aiordma.listen(ADDRESS, 0))
+        await asyncio.sleep(0.3)  # the end of what the cancellation has begun
+
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        run(make_loop, main)
+        (text,) = ended_texts(record)
+    assert "<Listener on" in text
+    assert kernel_objects(DEVICE) == before
+
+
 async def _accept(listener: aiordma.Listener) -> aiordma.Connection:
     return await listener.accept()

@@ -2,6 +2,7 @@
 move."""
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from aiordma._base.errors import ForkError
+from aiordma._base.errors import ForkError, VerbsCallError
 from aiordma._base.process import here
 from aiordma._base.provider import Provider
 from aiordma._loop.event_loop import EventLoop, current_event_loop
@@ -70,6 +71,8 @@ def make(channel: Channel) -> Reactor:
 
 async def close(reactor: Reactor) -> None:
     await until(lambda: not reactor.loop.calls)
+    for key in (1, 2):
+        reactor.unsubscribe(identifier(key))
     with anyio.fail_after(20):
         await reactor.aclose_if_unused()
     assert reactor.ended
@@ -77,6 +80,8 @@ async def close(reactor: Reactor) -> None:
 
 class Closable:
     """What the loop's end closes; closed as soon as the test says so."""
+
+    hub = None
 
     def __init__(self, reactor: Reactor) -> None:
         self.closed = Once(reactor.loop)
@@ -226,7 +231,33 @@ async def test_after_events_waits_for_a_destroy(channel: Channel) -> None:
     await close(reactor)
 
 
+@pytest.mark.anyio
+async def test_after_events_looks_again_if_taking_an_event_fails(channel: Channel) -> None:
+    reactor, calls = make(channel), list[str]()
+    take: Any = channel._take
+
+    def fail_once() -> None:
+        channel._take = take  # type: ignore[method-assign]
+        raise VerbsCallError(errno.ENOMEM, "rdma_get_cm_event")
+
+    channel._take = fail_once  # type: ignore[method-assign]
+    reactor.after_events(lambda: calls.append("called"))
+    assert calls == []
+    await until(lambda: calls)
+    await close(reactor)
+
+
 # -- its life -------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_an_identifier_that_waits_for_an_event_keeps_it_open(channel: Channel) -> None:
+    """A connect that resolves its address is no object yet."""
+    reactor = make(channel)
+    reactor.subscribe(identifier(1), lambda _: None)
+    await reactor.aclose_if_unused()
+    assert not reactor.ended
+    await close(reactor)
 
 
 @pytest.mark.anyio

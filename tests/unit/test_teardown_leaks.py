@@ -201,3 +201,167 @@ assert kept[0]() is not None  # the memory, also after the loop's end
 @pytest.mark.parametrize(("step", "left"), [("_flush", 1), ("_destroy", 1), ("_destroyed", 0)])
 def test_error_that_nobody_foresaw_leaks_the_object(step: str, left: int) -> None:
     run_child(RUN, SETUP, UNFORESEEN.format(step=step, left=left))
+
+
+USERS = """
+from contextlib import suppress
+
+async def main():
+    {open_shared}
+    async def accept():
+        servers.append(await listener.accept())
+
+    async with await aiordma.listen("127.0.0.1", 0, device="software", {listens}) as listener:
+        async with anyio.create_task_group() as group:
+            group.start_soon(accept)
+            port = listener.port
+            client = await aiordma.connect("127.0.0.1", port, device="software", {connects})
+        with Faults() as faults:
+            faults.refuse_call("destroy_qp", errno.EIO, times=0)
+            try:
+                await {leaks}.aclose()
+            except aiordma.VerbsCallError:
+                pass
+            else:
+                raise AssertionError("it was closed")
+        for each in (client, *servers):  # with a shared queue, the other may have leaked first
+            with suppress(aiordma.VerbsCallError):
+                await each.aclose()
+    if shared is not None:
+        try:
+            await shared.aclose()
+        except aiordma.VerbsCallError as error:
+            assert error.errno == errno.EIO, error
+        else:
+            raise AssertionError("it was closed")
+    assert "the connection" in lines[0], lines
+    assert shared is None or "the connection" not in lines[-1], lines
+
+run("asyncio", main)
+left = software_objects()
+assert left["queue_pairs"] and left["domains"], left
+"""
+
+DOMAIN = 'shared = await aiordma.open_domain("127.0.0.1", device="software")'
+QUEUE = 'shared = await aiordma.open_shared_receive("127.0.0.1", device="software", buffers=4)'
+
+
+@pytest.mark.parametrize(
+    ("open_shared", "listens", "connects", "leaks"),
+    [
+        (DOMAIN, "", "domain=shared", "client"),
+        (QUEUE, "", "shared_receive=shared", "client"),
+        ("shared = None", "shared_receive=8", "", "servers[0]"),
+        ("shared = None", "", 'domain="each"', "client"),
+    ],
+)
+def test_what_a_leaked_connection_was_created_on_leaks_at_its_end(
+    open_shared: str, listens: str, connects: str, leaks: str
+) -> None:
+    """Nothing waits for the connection, which never leaves, also not the end of the event loop."""
+    users = USERS.format(open_shared=open_shared, listens=listens, connects=connects, leaks=leaks)
+    run_child(RUN, SETUP, users)
+
+
+BROKEN = """
+import socket
+from aiordma._endpoint.endpoint import Endpoint
+from aiordma._runtime.reactor import current_reactors
+
+async def broken_listener():
+    listener = await open_listener()
+    waiting = [asyncio.ensure_future(each) for each in (listener.request(), listener.accept())]
+    await asyncio.sleep(0.01)
+    listener._receives.close = lambda: 1 / 0
+    with anyio.fail_after(10):
+        try:
+            await listener.aclose()
+        except ZeroDivisionError:
+            pass
+        await asyncio.wait(waiting)
+    assert all(isinstance(each.exception(), aiordma.ClosedError) for each in waiting)
+
+async def broken_connect():
+    with socket.create_server(("127.0.0.1", 0)) as server:  # which answers nothing
+        connecting = asyncio.ensure_future(
+            aiordma.connect("127.0.0.1", server.getsockname()[1], device="software", timeout=None)
+        )
+        await asyncio.sleep(0.1)
+        (reactor,) = current_reactors()
+        (handler,) = reactor._handlers.values()
+        handler(None)  # no event: the handler raises
+        await asyncio.wait([connecting], timeout=10)
+        assert isinstance(connecting.exception(), AttributeError), connecting
+
+run("asyncio", {main})
+"""
+
+
+@pytest.mark.parametrize("main", ["broken_listener", "broken_connect"])
+def test_waiters_of_what_breaks_at_an_unforeseen_error_get_an_error(main: str) -> None:
+    run_child(RUN, SETUP, BROKEN.format(main=main))
+
+
+FAILED_DEVICE = """
+async def main():
+    client = await open_connection()
+    hub, region = client._endpoint.hub, client.register(bytearray(64))
+    hub._fail(aiordma.VerbsCallError(errno.EIO, "ibv_poll_cq"))
+    client._endpoint.calls.begin()  # a call of the driver that uses the queue pair
+    await asyncio.sleep(0.05)
+    pair = client._endpoint.pair.raw
+    assert not pair.closed and not region.closed and not hub.domain.closed
+    client._endpoint.calls.end()
+    await client.aclose()
+    for server in servers:
+        await server.aclose()
+    await asyncio.sleep(0.05)
+    assert hub.domain.closed  # once nothing uses it
+    assert all("it was not destroyed" not in line for line in lines), lines
+
+run("asyncio", main)
+"""
+
+
+def test_a_failed_device_stays_open_for_what_uses_it() -> None:
+    run_child(RUN, SETUP, FAILED_DEVICE)
+
+
+REFUSED_WATCH = """
+async def main():
+    loop = asyncio.get_running_loop()
+    watch = loop.add_reader
+    for at in range(4):
+        count = 0
+
+        def refuse_one(*arguments):
+            nonlocal count
+            count += 1
+            if count == at + 1:
+                raise OSError(errno.ENOSPC, "epoll_ctl")
+            watch(*arguments)
+
+        loop.add_reader = refuse_one
+        try:
+            async with connected_pair() as (one, other):
+                await one.send(b"hello")
+        except* OSError as group:
+            assert "epoll_ctl" in repr(group.exceptions), group
+        loop.add_reader = watch
+        async with connected_pair() as (one, other):
+            await one.send(b"hello")
+            assert await other.receive() == b"hello"
+        for reactor in current_reactors():
+            await reactor.aclose_if_unused()
+        left = software_objects()
+        del left["sockets"]
+        assert not any(each for kind, each in left.items() if kind != "contexts"), left
+        assert left["contexts"] <= 1, left  # the connection manager's
+
+from aiordma._runtime.reactor import current_reactors
+run("asyncio", main)
+"""
+
+
+def test_an_event_loop_that_refuses_to_watch_leaves_nothing_open() -> None:
+    run_child(RUN, SETUP, REFUSED_WATCH)

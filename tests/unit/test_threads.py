@@ -345,6 +345,18 @@ async def test_held_up_connects_delay_no_destroy(starts: Starts) -> None:
     await until(lambda: not calls_under_way())
 
 
+def test_a_lane_without_a_thread_to_keep_tries_again(starts: Starts) -> None:
+    starts.fail = True
+    with pytest.raises(VerbsCallError):
+        DESTROYS.keep_worker()
+    starts.fail = False
+    DESTROYS.keep_worker()
+    starts.fail = True
+    ran = threading.Event()
+    DESTROYS.submit(ran.set)  # by the worker that is kept
+    assert ran.wait(30)
+
+
 @pytest.mark.anyio
 async def test_a_call_without_a_thread_fails_clearly(starts: Starts) -> None:
     starts.fail, ran = True, []
