@@ -572,8 +572,11 @@ def current_reactors() -> list[Reactor]:
 
 
 async def close_unused_reactors() -> None:
-    """Close the running loop's reactors that nothing uses, for tests that count what is left."""
+    """Close the running loop's reactors that nothing uses, for tests that count what is left. Calls
+    under way in worker threads are waited for."""
     for reactor in current_reactors():
+        while reactor.loop.calls:  # noqa: ASYNC110 - the loop has no event for it
+            await anyio.sleep(0.001)
         await reactor.aclose_if_unused()
 
 

@@ -29,6 +29,8 @@ __all__ = (
     "stream_path",
 )
 
+_LENT: Access = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+
 CONTROL_SLOTS = 4
 """Requests of the send queue that are kept for grants and for the end. (On iWARP a grant takes
 two.)"""
@@ -76,9 +78,7 @@ class Memory:
         self.our_bytes: bytearray = bytearray(
             ring_bytes + GRANT_BYTES * CONTROL_SLOTS + WORD_BYTES * words
         )
-        self.lent: MemoryRegion = connection.register(
-            self.lent_bytes, Access.LOCAL_WRITE | Access.REMOTE_WRITE
-        )
+        self.lent: MemoryRegion = connection.register(self.lent_bytes, _LENT)
         self.ours: MemoryRegion = connection.register(self.our_bytes)
 
     @property

@@ -254,8 +254,14 @@ def _failing(text: str) -> Iterator[None]:
 # -- numpy's array interface, and Numba's ---------------------------------------------------------
 
 
+_PLAIN = (bytearray, bytes, memoryview)
+"""They have no attributes of their own."""
+
+
 def _of_array_interface(thing: object, name: str, what: str) -> Described | None:
     """Read numpy's description, or Numba's, which is the same. None: the object has none."""
+    if type(thing) in _PLAIN:
+        return None
     kind = type(thing).__name__
     with _failing(f"{what}: {kind}.{name} failed"):
         described = getattr(thing, name, None)

@@ -212,7 +212,7 @@ async def test_closing_does_not_wait_for_a_stopped_peer() -> None:
         await client.send(b"alive?")
         await client.receive()
         peer.signal(signal.SIGSTOP)
-        sends = [client.post_send(bytes(60_000)) for _ in range(4)]
+        sends = [client.post_send(bytes(16_000)) for _ in range(4)]
         for send in sends:
             send.add_done_callback(aiordma.WorkRequest.exception)
         await client.aclose()
