@@ -36,7 +36,12 @@ from aiordma._connection.works import (
 )
 from aiordma._endpoint.capabilities import require_windows
 from aiordma._endpoint.endpoint import Endpoint, SharedReceives
-from aiordma._endpoint.registration import register, register_dmabuf, register_in_thread
+from aiordma._endpoint.registration import (
+    make_in_thread,
+    register,
+    register_dmabuf,
+    register_in_thread,
+)
 from aiordma._endpoint.staging import PARTS, THREAD_LIMIT, Staging, several
 from aiordma._endpoint.windows import BoundWindow, check_window_memory
 from aiordma._loop.event_loop import protected
@@ -1037,8 +1042,8 @@ class Connection(ObjectStream[bytes]):
         endpoint = self._endpoint
         kind = member(kind, "kind", MemoryWindowType, "open_window")
         require_windows(endpoint)
-        window = await endpoint.make_in_thread(
-            lambda: MemoryWindow(endpoint.domain, kind), MemoryWindow.close
+        window = await make_in_thread(
+            endpoint, lambda: MemoryWindow(endpoint.domain, kind), MemoryWindow.close
         )
         return BoundWindow(endpoint, window)
 

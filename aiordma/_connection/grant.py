@@ -34,6 +34,7 @@ from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.posts import Posts
 from aiordma._endpoint.domain_state import kept_open, start_deregistering, wrong_domain
 from aiordma._endpoint.endpoint import Endpoint
+from aiordma._endpoint.registration import make_in_thread
 from aiordma._endpoint.staging import THREAD_LIMIT
 from aiordma._endpoint.windows import BoundWindow
 from aiordma._loop.event_loop import Timer
@@ -158,7 +159,7 @@ class Grant:
             return endpoint.pool.registrations._register(register)
 
         if self._length > THREAD_LIMIT:
-            region = await endpoint.make_in_thread(make, MemoryRegion.close, self._start_ending)
+            region = await make_in_thread(endpoint, make, MemoryRegion.close, self._start_ending)
         else:
             region = make()
         # The end of the grant takes it from this list. So only one of the two ends closes it.

@@ -12,9 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
-
-from anyio.lowlevel import checkpoint_if_cancelled
+from typing import Protocol
 
 from aiordma._base.enums import CmEventType, QueuePairType
 from aiordma._base.enums import WorkCompletionStatus as Status
@@ -34,14 +32,14 @@ from aiordma._base.process import forked, here
 from aiordma._base.socket_address import SocketAddress, address_text, unpack_address
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
 from aiordma._endpoint.causes import Follows, What, event_cause, ruling, silence_error
-from aiordma._endpoint.domain_state import DomainState, kept_open
+from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.handshake import IN_PROGRESS, Handshake
 from aiordma._endpoint.keepalive import KEEPALIVE
 from aiordma._endpoint.pair import Pair, SharedRaw
 from aiordma._endpoint.peer_watch import PeerWatch
 from aiordma._endpoint.work_queues import Work
 from aiordma._loop.event_loop import EventLoop, require_here
-from aiordma._loop.threads import Calls, close_unwanted, in_thread
+from aiordma._loop.threads import Calls
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import WorkRequest, fail_all
 from aiordma._runtime.hub import DeviceHub
@@ -62,8 +60,6 @@ FLUSH_CAUSE_SECONDS = 1.0
 POLL_SECONDS = 0.0001
 """How old the state may be that `Endpoint.poll` leaves. A pool of connections asks all that are
 idle at each request."""
-
-Made = TypeVar("Made")
 
 _LINGER, _CAUSE, _FLUSHED = "linger", "cause", "flushed"
 """The names of an endpoint's timers."""
@@ -252,39 +248,6 @@ class Endpoint:
         )
         port.has_pooled_receives = bool(self.options.receive_buffers)
         self._update_port()
-
-    async def make_in_thread(
-        self,
-        make: Callable[[], Made],
-        close: Callable[[Made], object],
-        on_lost: Callable[[], object] = lambda: None,
-    ) -> Made:
-        """Create an object of the endpoint's protection domain in a worker thread. The domain stays
-        open during the call. If the caller is cancelled, or the endpoint or the loop ends during
-        the call, the object is closed. At the loop's end, `on_lost` is then called, because the
-        caller does not continue.
-
-        Raises: as `require_usable`, and the errors of `make`.
-        """
-        # In another event loop, neither the call's end nor a cancellation would end the wait.
-        self.require_usable()
-        with kept_open(self.domain_state) as leave:
-
-            def lost() -> None:
-                try:
-                    on_lost()
-                finally:
-                    leave()
-
-            made = await in_thread(self.loop, make, on_cancelled=close, on_lost=lost)
-            try:
-                # The call outwaits a cancellation, which then does not return the object to anyone.
-                await checkpoint_if_cancelled()
-                self.require_usable()
-            except BaseException:
-                close_unwanted(close, made)
-                raise
-        return made
 
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this endpoint, if it is not closed before."""

@@ -12,6 +12,7 @@ import pytest
 
 import aiordma
 from aiordma._endpoint.domain_state import start_deregistering
+from aiordma._endpoint.registration import make_in_thread
 from aiordma._loop.threads import DESTROYS, calls_under_way
 from aiordma.verbs import AddressHandle, MemoryRegion, ProtectionDomain
 from aiordma.verbs.identifier import Identifier
@@ -257,8 +258,10 @@ def test_a_call_in_a_thread_hinders_no_close_on_a_closed_loop(
     async def begin_registering() -> tuple[list[Any], asyncio.Task[Any]]:
         opened = await open_pair()
         task = asyncio.ensure_future(
-            opened[0]._endpoint.make_in_thread(
-                lambda: Slow(opened[0]._endpoint.domain, bytearray(64)), MemoryRegion.close
+            make_in_thread(
+                opened[0]._endpoint,
+                lambda: Slow(opened[0]._endpoint.domain, bytearray(64)),
+                MemoryRegion.close,
             )
         )
         await asyncio.sleep(0)
