@@ -346,14 +346,14 @@ async def test_held_up_connects_delay_no_destroy(starts: Starts) -> None:
 
 
 def test_a_lane_without_a_thread_to_keep_tries_again(starts: Starts) -> None:
+    lane, ran = Lane(1), threading.Event()
     starts.fail = True
     with pytest.raises(VerbsCallError):
-        DESTROYS.keep_worker()
+        lane.keep_worker()
     starts.fail = False
-    DESTROYS.keep_worker()
+    lane.keep_worker()
     starts.fail = True
-    ran = threading.Event()
-    DESTROYS.submit(ran.set)  # by the worker that is kept
+    lane.submit(ran.set)  # by the worker that is kept
     assert ran.wait(30)
 
 
