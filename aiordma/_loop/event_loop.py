@@ -356,9 +356,9 @@ _protected: list[Callable[..., object]] = []
 
 
 def protected(function: Function) -> Function:
-    """Decorate a function in which a KeyboardInterrupt would lose a request or a message. On trio
-    it is raised at the next wait instead, as in trio's own functions. Elsewhere this does
-    nothing."""
+    """Decorate a function in which a KeyboardInterrupt would lose a request or a message, or leak
+    what is being closed. On trio it is raised at the next wait instead, as in trio's own
+    functions. Elsewhere this does nothing."""
     _protected.append(function)
     return function
 

@@ -25,7 +25,7 @@ from typing import Protocol
 from aiordma._base.errors import VerbsCallError, detached
 from aiordma._base.origin import Place, origin, with_origin
 from aiordma._base.process import here
-from aiordma._loop.event_loop import EventLoop, Timer
+from aiordma._loop.event_loop import EventLoop, Timer, protected
 from aiordma._loop.threads import Once, outwait
 from aiordma._native import leak
 from aiordma._runtime.hub import DeviceHub
@@ -203,6 +203,7 @@ class Teardown:
 
     # -- the end ----------------------------------------------------------------------------------
 
+    @protected
     def step(self, function: Callable[..., object], *arguments: object) -> None:
         """Call a function that changes the object. If it raises, the object breaks, and nothing
         else does."""
@@ -260,6 +261,7 @@ class Teardown:
         Idempotent."""
         self._close(is_hurried=self._loop.has_ended)
 
+    @protected
     def _close(self, is_hurried: bool) -> None:
         self.is_closing = True
         if self.process != here.pid:
@@ -304,7 +306,7 @@ class Teardown:
         self._reactor.is_leaking = True
         if self.refusal is not None:
             return  # what follows has raised again
-        reason = error.strerror if isinstance(error, VerbsCallError) else error
+        reason = error.strerror if isinstance(error, VerbsCallError) else repr(error)
         why = (
             f"it was not destroyed ({reason}): the device may still access its memory, which "
             "stays allocated for the life of the process"

@@ -24,7 +24,11 @@ PATIENCE = 90
 
 AT_A_TIME = 2
 ERROR_LINE = re.compile(r"^(?:[ |+-]*)((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Warning|Group))\b")
-UNRETRIEVED = re.compile(r"^.*\bfailed, and the errors? never retrieved:.*\n.*\n", re.MULTILINE)
+UNRETRIEVED = re.compile(
+    r"^.*\bfailed, and the errors? never retrieved:.*\n.*\n"
+    r"(?:\nThe above exception was the direct cause of the following exception:\n\n.*\n)*",
+    re.MULTILINE,
+)
 STREAM_WRITER = re.compile(
     r"^(?:Exception ignored (?:in|while)\b.*<function StreamWriter\.__del__.*\n"
     r"(?:Traceback .*\n)?(?:  .*\n)*)(?:\w*Warning|\w*Error): .*\n",
