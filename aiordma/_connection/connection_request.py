@@ -406,7 +406,8 @@ class ConnectionRequest:
     def _left_open(self) -> str:
         """Return the name for the reactor's warning that the request was not answered; empty for no
         warning."""
-        return repr(self) if self._was_handed_out and not self._answered else ""
+        is_left = self._was_handed_out and not self._answered and self._process == here.pid
+        return repr(self) if is_left else ""
 
     def _start_rejecting(self, then: Callable[[], object], private_data: bytes = b"") -> None:
         """Start `reject` in the background, also outside of the event loop. Then call `then`. The

@@ -365,3 +365,47 @@ run("asyncio", main)
 
 def test_an_event_loop_that_refuses_to_watch_leaves_nothing_open() -> None:
     run_child(RUN, SETUP, REFUSED_WATCH)
+
+
+FORKED = """
+import os
+from aiordma import streams
+from aiordma._runtime.reactor import current_reactors
+
+async def open_all():
+    listener = await open_listener()
+    connecting = asyncio.ensure_future(
+        aiordma.connect("127.0.0.1", listener.port, device="software")
+    )
+    server = await streams.start_server(lambda *_: None, "127.0.0.1", 0, device="software")
+    port = server.sockets[0].getsockname()[1]
+    stream = await streams.open_connection("127.0.0.1", port, device="software")
+    request = await listener.request()
+    return listener, connecting, request, server, stream, current_reactors()[0]
+
+async def go_on(listener, connecting, request, server, stream, _reactor):
+    async with request.accept() as accepted, await connecting as client:
+        await client.send(b"the parent's")
+        assert await accepted.receive() == b"the parent's"
+    stream[1].close()
+    server.close()
+    await listener.aclose()
+
+loop = asyncio.new_event_loop()
+opened = loop.run_until_complete(open_all())
+child = os.fork()
+if not child:
+    reactor = opened[-1]
+    left = [each.left_open() for each in reactor.closables]
+    for each in list(reactor.closables):
+        each.end_with_loop()
+    closed = all(each.closed.is_set() for each in reactor.closables)
+    os._exit(0 if closed and not any(left) and not lines else 1)
+assert os.waitpid(child, 0)[1] == 0
+loop.run_until_complete(go_on(*opened))
+"""
+
+
+@pytest.mark.promise("Fork safety")
+def test_a_forked_child_that_ends_the_loop_closes_nothing_of_its_parents() -> None:
+    run_child(SETUP, FORKED)
