@@ -5,6 +5,7 @@ messages print half of a round trip: it is doubled here.
 """
 
 import itertools
+import os
 import re
 import subprocess
 import time
@@ -16,11 +17,11 @@ SECONDS = 20.0
 
 MEBIBYTE = 1 << 20
 
-_ports = itertools.count(22000)
+_ports = itertools.count(20000 + os.getpid() % 12000)
 
 
 def free_port() -> str:
-    """A port that no earlier run listened on."""
+    """A port that no earlier run listened on, nor another process of benchmarks."""
     return str(next(_ports))
 
 

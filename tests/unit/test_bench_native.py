@@ -28,6 +28,7 @@ def measured(part: str, rows: str, tmp_path: Path) -> list[str]:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
     for row in found:
+        assert row["note"] == "", row
         assert row["rounds"] == 1
         assert row["value"] > 0, row
         assert row["ratio"] > 0, row
