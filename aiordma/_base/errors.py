@@ -164,7 +164,7 @@ class NoDeviceError(RdmaError, builtins.ConnectionError):
 
 
 class DeviceRequirementError(NoDeviceError):
-    """The device that would be used is not one that `require=` or AIORDMA_REQUIRE permits: usually
+    """The device that would be used is of a class that `device=` or AIORDMA_DEVICE permits: usually
     the software device, because no RDMA device reaches the address. The message says why."""
 
 

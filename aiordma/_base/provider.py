@@ -24,6 +24,8 @@ from aiordma._base.process import here
 from aiordma._native import lib, load_rdma_core, load_software
 
 __all__ = (
+    "CLASSES",
+    "DEVICE",
     "SOFTWARE",
     "Provider",
     "Requirement",
@@ -33,12 +35,17 @@ __all__ = (
     "real_devices_are_here",
     "software",
     "usual_provider",
-    "wanted_device",
 )
 
 SOFTWARE = "software"
 """The name of the built-in software device."""
 
+_RDMA_CLASSES = ("rdma", "infiniband", "roce", "iwarp")
+CLASSES = (*_RDMA_CLASSES, SOFTWARE)
+"""Classes of devices that `device=` takes, beside "auto" and the name of a device."""
+
+DEVICE = "AIORDMA_DEVICE"
+"""Environment variable: what "auto" stands for."""
 HELD_MIB = "AIORDMA_SOFTWARE_HELD_MIB"
 """Environment variable: MiB that the software device may use to hold back peers' messages."""
 CAPTURE = "AIORDMA_CAPTURE"
@@ -230,65 +237,58 @@ def real_devices_are_here() -> bool:
 
 
 def checked_device(device: object, call: str, name: str = "device") -> str:
-    """Return a device's name, or "auto".
+    """Return the name or the class of a device, or "auto".
 
     Raises:
-        TypeError, ValueError: the value is not a text that could be a device's name.
+        TypeError, ValueError: the value is not a text that could be one.
     """
-    return text(device, name, f"'auto', {SOFTWARE!r}, or a device's name such as 'rxe0'", call)
-
-
-def wanted_device(device: str = "auto") -> str | None:
-    """Return the name of the required device: the argument, or, for "auto", the environment
-    variable AIORDMA_DEVICE. None: use any device that reaches the address."""
-    if device == "auto":
-        device = os.environ.get("AIORDMA_DEVICE") or "auto"
-    return None if device == "auto" else device
+    classes = ", ".join(map(repr, CLASSES))
+    return text(device, name, f"'auto', {classes}, or a device's name such as 'rxe0'", call)
 
 
 class Requirement:
-    """What the device of an operation must be: the checked argument `require` or, if that is None,
-    the environment variable AIORDMA_REQUIRE.
+    """The device that an operation may use: the checked argument `device` or, if that is "auto",
+    the environment variable AIORDMA_DEVICE.
 
     Args:
-        require: "any"; "rdma": every device except the software device; "infiniband", "roce" or
-            "iwarp": an RDMA device of that kind. None: AIORDMA_REQUIRE, or "any" without it.
+        device: the name of a device; "rdma": every device except the software device;
+            "infiniband", "roce" or "iwarp": an RDMA device of that kind; "auto": AIORDMA_DEVICE,
+            or any device without it.
         call: the function that was called, for messages.
 
+    Attributes:
+        name: the name of the only permitted device; None: the class decides.
+
     Raises:
-        TypeError, ValueError: the value is none of these.
+        TypeError, ValueError: the value is not a text that could be one of these.
     """
 
-    KINDS: tuple[str, ...] = ("any", "rdma", "infiniband", "roce", "iwarp")
-
-    def __init__(self, require: object = None, call: str = "") -> None:
-        self.text: str = f'require="{require}"'
-        is_environments = require is None
-        if is_environments:
-            require = os.environ.get("AIORDMA_REQUIRE") or "any"
-            self.text = f"AIORDMA_REQUIRE={require}"
-        kinds = ", ".join(map(repr, self.KINDS))
-        self.kind: str = text(require, "require", f"one of {kinds}, or None", call)
-        if self.kind not in self.KINDS:
-            where = f"{call}(): " if call and not is_environments else ""
-            raise ValueError(f"{where}{self.text}: give one of {kinds}")
+    def __init__(self, device: object = "auto", call: str = "") -> None:
+        chosen = checked_device(device, call)
+        self.text: str = f'device="{chosen}"'
+        if chosen == "auto":
+            chosen = os.environ.get(DEVICE) or "auto"
+            self.text = f"{DEVICE}={chosen}"
+        self.name: str | None = None if chosen in ("auto", *_RDMA_CLASSES) else chosen
+        self._class = chosen
 
     @property
     def permits_software(self) -> bool:
         """Whether the software device may be used."""
-        return self.kind == "any"
+        return self._class in ("auto", SOFTWARE)
 
-    def check_device(self, device: str | None) -> None:
-        """Check the name of a required device, before anything is opened.
+    @property
+    def permits_all(self) -> bool:
+        """Whether every device may be used."""
+        return self._class == "auto"
 
-        Raises:
-            DeviceRequirementError: it is the software device, which is not permitted.
-        """
-        if device == SOFTWARE and not self.permits_software:
-            raise DeviceRequirementError(
-                f'{self.text} does not permit the software device, which device="{SOFTWARE}" (or '
-                f"AIORDMA_DEVICE={SOFTWARE}) names: remove one of the two"
-            )
+    def permits(self, device: str, kind: str) -> bool:
+        """Return whether a device of this name and kind ("software", "roce", ...) may be used."""
+        if self.name is not None:
+            return device == self.name
+        if self._class == "rdma":
+            return kind != SOFTWARE
+        return self._class in ("auto", kind)
 
     def check_unreached(self, address: str, why: str) -> None:
         """Check that the software device may be used for an address.
@@ -308,30 +308,27 @@ class Requirement:
         Raises:
             DeviceRequirementError: it is of another kind than the required one.
         """
-        if not self.permits_kind(kind):
+        if self.name is None and not self.permits(device, kind):
             raise DeviceRequirementError(
                 f"{self.text} does not permit {device}, the device that would be used: its kind is "
                 f"{kind!r}. `aiordma info` lists the devices and their kinds"
             )
 
-    def permits_kind(self, kind: str) -> bool:
-        """Return whether a device of this kind ("software", "roce", ...) may be used."""
-        if self.kind == "rdma":
-            return kind != SOFTWARE
-        return self.kind in ("any", kind)
 
-
-def usual_provider(device: str = "auto") -> Provider:
+def usual_provider(device: str = "auto", call: str = "") -> Provider:
     """Return the provider for an operation without an address: the required device's. If no device
     is required: rdma-core, if it is installed and the kernel has a device, else the software
     device.
 
     Raises:
-        NoDeviceError: a real device is required by name, and rdma-core is not installed.
+        NoDeviceError: a real device is required, and rdma-core is not installed.
+        TypeError, ValueError: the device's name is invalid.
     """
-    wanted = wanted_device(device)
-    if wanted is not None:
-        return provider_of(wanted)
+    required = Requirement(device, call)
+    if required.name is not None:
+        return provider_of(required.name)
+    if not required.permits_software:
+        return rdma_core()
     if real_devices_are_here():
         try:
             return rdma_core()

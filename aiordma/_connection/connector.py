@@ -44,7 +44,7 @@ from aiordma._base.options import (
     ConnectionOptions,
     refuses,
 )
-from aiordma._base.provider import Provider, Requirement, wanted_device
+from aiordma._base.provider import Provider
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
@@ -102,7 +102,6 @@ async def connect(
     source: tuple[str, int] | None = None,
     timeout: float | None = 30.0,
     device: str = "auto",
-    require: str | None = None,
     reuse_address: bool = False,
     shared_receive: SharedReceiveQueue | None = None,
     domain: DomainArgument = None,
@@ -123,11 +122,9 @@ async def connect(
         timeout: seconds for all steps together; None: no limit. Each address of a name gets an
             equal part of what remains.
         device: "auto" is the real RDMA device that reaches the address, otherwise the built-in
-            device "software"; a name requires that device. The environment variable AIORDMA_DEVICE,
-            if set, replaces "auto".
-        require: "rdma" refuses the software device; "infiniband", "roce" or "iwarp" refuses every
-            device of another kind; "any" permits all. None: the environment variable
-            AIORDMA_REQUIRE, or "any" if it is not set.
+            device "software". A name ("mlx5_0") requires that device, "rdma" any real RDMA device,
+            and "infiniband", "roce" or "iwarp" a real device of that kind. The environment variable
+            AIORDMA_DEVICE, if set, replaces "auto".
         reuse_address: with a source port: share it with other connections that also set this.
         shared_receive: take receives from this queue; the receive_* options then have no effect.
             None: the connection has receives of its own.
@@ -145,7 +142,7 @@ async def connect(
         RdmaConnectionError: the driver refused a call, for instance because this process has no
             file descriptors left; the message names the limit. `errno` is the call's.
         NoDeviceError: a real device is required by name, and there is no such device.
-        DeviceRequirementError: `require` does not permit the device that reaches the address.
+        DeviceRequirementError: `device` does not permit the device that reaches the address.
         TypeError, ValueError: an argument is invalid; the message names it and the expected value.
         ClosedError, EventLoopError: `shared_receive` or `domain` is closed, or belongs to another
             event loop.
@@ -161,7 +158,7 @@ async def connect(
     chosen = ConnectionOptions._of(connect, options)
 
     def begin() -> _Attempt:
-        attempt = _Attempt("connect", host, port, chosen, timeout, require)
+        attempt = _Attempt("connect", host, port, chosen, timeout)
         attempt.take(source, reuse_address, shared_receive)
         attempt.choose(device, domain)
         return attempt
@@ -215,7 +212,6 @@ async def prepare_connection(
     source: tuple[str, int] | None = None,
     timeout: float | None = 30.0,
     device: str = "auto",
-    require: str | None = None,
     reuse_address: bool = False,
     shared_receive: SharedReceiveQueue | None = None,
     domain: DomainArgument = None,
@@ -231,7 +227,7 @@ async def prepare_connection(
     Args:
         host: as of `connect`. The connection has the first address of a name whose address, route
             and queue pair succeed. If its `establish` fails, no other address is tried.
-        port, source, device, require, reuse_address, shared_receive, domain, options: as of
+        port, source, device, reuse_address, shared_receive, domain, options: as of
             `connect`.
         timeout: seconds for the address, the route and the queue pair together, and again for
             `establish`; None: no limit. Each address of a name gets an equal part of what remains.
@@ -243,7 +239,7 @@ async def prepare_connection(
         RdmaConnectionError: the driver refused a call, for instance because this process has no
             file descriptors left.
         NoDeviceError: a real device is required by name, and there is no such device.
-        DeviceRequirementError: `require` does not permit the device that reaches the address.
+        DeviceRequirementError: `device` does not permit the device that reaches the address.
         TypeError, ValueError: an argument is invalid; the message names it and the expected value.
         ClosedError, EventLoopError: `shared_receive` or `domain` is closed, or belongs to another
             event loop.
@@ -254,7 +250,7 @@ async def prepare_connection(
     chosen = ConnectionOptions._of(prepare_connection, options)
 
     def begin() -> _Attempt:
-        attempt = _Attempt("prepare_connection", host, port, chosen, timeout, require)
+        attempt = _Attempt("prepare_connection", host, port, chosen, timeout)
         attempt.take(source, reuse_address, shared_receive)
         attempt.choose(device, domain)
         return attempt
@@ -275,7 +271,7 @@ class PeerAddresses:
     Args:
         call: the name of the function that the program has called, for the errors.
         options: of the connections.
-        host, port, source, device, require: as of `connect`.
+        host, port, source, device: as of `connect`.
         timeout: seconds for the addresses, the routes and the queue pairs of all connections; None:
             no limit.
 
@@ -294,10 +290,9 @@ class PeerAddresses:
         source: tuple[str, int] | None,
         timeout: float | None,
         device: str,
-        require: str | None,
     ) -> None:
         def begin() -> _Attempt:
-            attempt = _Attempt(call, host, port, options, timeout, require)
+            attempt = _Attempt(call, host, port, options, timeout)
             attempt.take(source, False, None)
             attempt.choose(device, None)
             return attempt
@@ -376,7 +371,6 @@ class _Attempt:
         port: int,
         options: ConnectionOptions,
         timeout: float | None,
-        require: str | None,
     ) -> None:
         self.host, self.port = checked_host(host, "host", call), checked_port(port, "port", call)
         self.timeout = optional_seconds(timeout, "timeout", call)
@@ -388,8 +382,6 @@ class _Attempt:
         self.reuse_address = False
         self.shared_receive: SharedReceiveEndpoint | None = None
         self.step = "looking up the name"
-        self._device: str | None = None
-        self._requirement = Requirement(require, call)
         self._has_asked = False  # the peer may have the request
         self._late = ""  # why the step takes long
 
@@ -427,7 +419,7 @@ class _Attempt:
         shared = self.shared_receive
         queue = None if shared is None else (shared.domain_state,)
         self.domain = DomainChoice(domain, self._call, queue)
-        self._device = wanted_device(self.domain.device(device))
+        self._requirement = self.domain.requirement(device)
         self.domain.require_usable()
 
     async def look_up(self) -> Routes:
@@ -474,7 +466,7 @@ class _Attempt:
                 with self._limited():
                     return await self._prepare(provider, address, bound)
 
-            return with_device(self._device, address, prepare_on, self._requirement)
+            return with_device(self._requirement, address, prepare_on)
 
         try:
             return await first_bound(local, prepare_from)
@@ -539,10 +531,11 @@ class _Attempt:
             raise _unbound(f"connect to {self.target}", error, source) from error
         await self._until(_S.RESOLVING_ROUTE, reactor, handshake)
         hub = await reactor.hub(identifier)
-        if self._device is not None and hub.context.device_name != self._device:
+        wanted = self._requirement.name
+        if wanted is not None and hub.context.device_name != wanted:
             raise AddressError(
                 f"connect to {self.target}: {hub.context.device_name} reaches that address, "
-                f"not {self._device}, which was asked for"
+                f"not {wanted}, which was asked for"
             )
         self._requirement.check_kind(hub.context.device_name, hub.context.kind)
         _check_time(handshake)

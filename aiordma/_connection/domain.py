@@ -9,7 +9,7 @@ from typing import Literal, Self, TypeAlias
 
 from aiordma._base.arguments import wrong_type
 from aiordma._base.enums import Access
-from aiordma._base.provider import checked_device
+from aiordma._base.provider import Requirement
 from aiordma._endpoint.domain_state import DomainState, make_private
 from aiordma._loop.threads import CREATES, Lane
 from aiordma._runtime.hub import DeviceHub
@@ -220,19 +220,20 @@ class DomainChoice:
         """The given domain, if any."""
         return self._state
 
-    def device(self, device: str) -> str:
-        """Return the device to use, which is that of the domain.
+    def requirement(self, device: str) -> Requirement:
+        """Return what the device must be: with a domain, that of the domain.
 
         Raises:
-            TypeError, ValueError: `device` is not a device's name, or names another device.
+            TypeError, ValueError: `device` is invalid, or does not permit the domain's device.
         """
-        device = checked_device(device, self._call)
+        required = Requirement(device, self._call)
         if self._state is None:
-            return device
-        name = self._state.device_name
-        if device not in ("auto", name):
+            return required
+        context = self._state.hub.context
+        name = context.device_name
+        if device != "auto" and not required.permits(name, context.kind):
             raise ValueError(f"{self._call}(): device={device!r}: the domain is on {name}")
-        return name
+        return Requirement(name)
 
     def require_usable(self) -> None:
         """Check the given domain before anything is opened.

@@ -9,7 +9,7 @@ from aiordma._base.arguments import optional_seconds
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import AddressError, ConnectTimeoutError, VerbsCallError
 from aiordma._base.opening import opens
-from aiordma._base.provider import Provider, Requirement, checked_device, wanted_device
+from aiordma._base.provider import Provider, Requirement
 from aiordma._connection.domain import Domain
 from aiordma._connection.event_waiter import EventWaiter
 from aiordma._endpoint.domain_state import DomainState, make_raw
@@ -31,7 +31,6 @@ async def open_domain(
     *,
     timeout: float | None = 30.0,
     device: str = "auto",
-    require: str | None = None,
 ) -> Domain:
     """Open a protection domain, for memory that outlives connections, or is kept from other peers.
     Pass it to `connect`, `listen` and the other functions as `domain=`. Await the call, or enter it
@@ -40,14 +39,14 @@ async def open_domain(
     Args:
         host: a local address of a device, or the address of a peer that the device reaches.
         timeout: seconds for finding the device that reaches a peer; None: no limit.
-        device, require: as of `connect`.
+        device: as of `connect`.
 
     Raises:
         AddressError: the host's name does not resolve, no RDMA device has or reaches the address,
             or another device than the required one does.
         ConnectTimeoutError: the device was not found in time.
         NoDeviceError: a real device is required by name, and there is no such device.
-        DeviceRequirementError: `require` does not permit the device that reaches the address.
+        DeviceRequirementError: `device` does not permit the device that reaches the address.
         TypeError, ValueError: an argument is invalid; the message names it and the expected value.
         VerbsCallError: the driver refused; the message names the limit.
         ForkError: this process is a forked child of a process that used real devices.
@@ -59,9 +58,8 @@ async def open_domain(
     call = "open_domain"
     host = checked_host(host, "host", call)
     timeout = optional_seconds(timeout, "timeout", call)
-    device = checked_device(device, call)
-    requirement = Requirement(require, call)
-    wanted = wanted_device(device)
+    requirement = Requirement(device, call)
+    wanted = requirement.name
     numeric = await numeric_address(host)
     if ipaddress.ip_address(numeric).is_unspecified:
         raise ValueError(
@@ -85,7 +83,7 @@ async def open_domain(
 
     try:
         with anyio.fail_after(timeout):
-            return await with_device(wanted, numeric, attempt, requirement)
+            return await with_device(requirement, numeric, attempt)
     except TimeoutError:
         raise ConnectTimeoutError(
             f"open_domain: finding the device for {host} took longer than {timeout:g} s"

@@ -44,7 +44,7 @@ from aiordma._base.options import (
 )
 from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._base.process import here, require_same_process
-from aiordma._base.provider import Provider, Requirement, checked_device, wanted_device
+from aiordma._base.provider import Provider, Requirement
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.statistics import ListenerStatistics
 from aiordma._connection.connection import Connection, ConnectionInfo
@@ -82,7 +82,6 @@ async def listen(
     *,
     backlog: int = 128,
     device: str = "auto",
-    require: str | None = None,
     accept_timeout: float = 30.0,
     ipv6_only: bool | None = None,
     shared_receive: SharedReceiveQueue | int | None = None,
@@ -106,10 +105,7 @@ async def listen(
             request is rejected. If another address (for IPv6: a /64) has more waiting requests than
             the further request's address would then have, the oldest request of the address with
             the most is rejected instead. The private data of the rejection states the reason.
-        device: "auto", or the name of the only device to accept on; "software" is the built-in one.
-        require: "rdma" refuses the software device; "infiniband", "roce" or "iwarp" refuses every
-            device of another kind; "any" permits all. None: the environment variable
-            AIORDMA_REQUIRE, or "any" if it is not set.
+        device: "auto", or the name or the class of the devices to accept on, as of `connect`.
         accept_timeout: seconds that a peer may take to finish the handshake after the accept.
         ipv6_only: with "::", do not listen on IPv4's port of the same number; None: the system's
             default (sysctl net.ipv6.bindv6only).
@@ -124,7 +120,7 @@ async def listen(
 
     Raises:
         NoDeviceError: a real device is required by name, and there is no such device.
-        DeviceRequirementError: `require` does not permit the device that has the address.
+        DeviceRequirementError: `device` does not permit the device that has the address.
         AddressError: the host's name does not resolve.
         TypeError, ValueError: an argument is invalid; the message names it and the expected value.
         VerbsCallError: the address or port is not available, or there are no file descriptors left;
@@ -143,7 +139,6 @@ async def listen(
         port,
         backlog=backlog,
         device=device,
-        require=require,
         accept_timeout=accept_timeout,
         ipv6_only=ipv6_only,
         shared_receive=shared_receive,
@@ -159,7 +154,6 @@ async def listen_with(
     *,
     backlog: int,
     device: str,
-    require: str | None,
     accept_timeout: float,
     ipv6_only: bool | None,
     shared_receive: SharedReceiveQueue | int | None = None,
@@ -169,8 +163,6 @@ async def listen_with(
     host, port = checked_host(host, "host", call), checked_port(port, "port", call)
     # rdma_listen takes 0 as a system default, beyond which the kernel silently drops requests.
     backlog = whole_number(backlog, "backlog", 1, MOST_BACKLOG, call)
-    checked_device(device, call)
-    requirement = Requirement(require, call)
     accept_timeout = seconds(accept_timeout, "accept_timeout", call)
     if ipv6_only is not None and not isinstance(ipv6_only, bool):
         raise wrong_type(ipv6_only, "ipv6_only", "a bool or None", call)
@@ -178,12 +170,10 @@ async def listen_with(
         raise ValueError(f"{call}(): ipv6_only={ipv6_only}: {host!r} is no numeric IPv6 address")
     # Check the arguments before anything is opened.
     choice = ListenerReceives(shared_receive, options, domain).domain
-    device = choice.device(device)
+    requirement = choice.requirement(device)
     choice.require_usable()
-    wanted = wanted_device(device)
-    requirement.check_device(wanted)
-    if wanted is not None:
-        require_device(wanted)
+    if requirement.name is not None:
+        require_device(requirement.name)
     numeric = await numeric_address(host)
 
     async def attempt(provider: Provider) -> Listener:
@@ -201,7 +191,6 @@ async def listen_with(
                     identifier,
                     options,
                     backlog,
-                    wanted,
                     requirement,
                     accept_timeout,
                     receives,
@@ -222,7 +211,7 @@ async def listen_with(
             identifier.listen(backlog + KERNEL_BACKLOG_RESERVE)
             return reactor, identifier
 
-    return await with_device(wanted, numeric, attempt, requirement)
+    return await with_device(requirement, numeric, attempt)
 
 
 @contextmanager
@@ -312,7 +301,6 @@ class Listener(AbstractListener[Connection]):
         identifier: Identifier,
         options: ConnectionOptions,
         backlog: int,
-        device: str | None,
         requirement: Requirement,
         accept_timeout: float,
         receives: ListenerReceives,
@@ -328,7 +316,6 @@ class Listener(AbstractListener[Connection]):
         self._identifier = identifier
         self._local = identifier.local_address
         self._backlog = backlog
-        self._device = device
         self._requirement = requirement
         self._requests: FairQueue[ConnectionRequest] = FairQueue()
         self._waiters: deque[Waiter] = deque()
@@ -442,12 +429,12 @@ class Listener(AbstractListener[Connection]):
         logger.warning("%r refuses peers until this process has resources again. %s", self, why)
 
     def _is_ours(self, identifier: Identifier) -> bool:
-        if self._device is not None and self._device != identifier._device_name:
-            return False
-        if self._requirement.permits_software:
+        if self._requirement.permits_all:
             return True
+        if self._requirement.name is not None:
+            return self._requirement.name == identifier._device_name
         with borrowed_context(identifier) as context:
-            return self._requirement.permits_kind(context.kind)
+            return self._requirement.permits(context.device_name, context.kind)
 
     def _turn_away(self, request: ConnectionRequest, reason: bytes = b"") -> None:
         self._backlog_full += reason == BACKLOG_IS_FULL

@@ -42,7 +42,6 @@ class ConnectKeywords(ConnectionKeywords, total=False):
     source: tuple[str, int] | None
     timeout: float | None
     device: str
-    require: str | None
     reuse_address: bool
     shared_receive: SharedReceiveQueue | None
     domain: DomainArgument

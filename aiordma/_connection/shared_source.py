@@ -6,7 +6,7 @@ from aiordma._base.arguments import whole_number, wrong_type
 from aiordma._base.errors import AddressError
 from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionOptions, check_queue
-from aiordma._base.provider import Provider, Requirement, wanted_device
+from aiordma._base.provider import Provider, Requirement
 from aiordma._connection.domain import Domain, DomainArgument, DomainChoice
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
@@ -33,7 +33,6 @@ async def open_shared_receive(
     comp_vector: int = 0,
     cqe: int | None = None,
     device: str = "auto",
-    require: str | None = None,
     domain: Domain | None = None,
 ) -> SharedReceiveQueue:
     """Open a queue of receives for many connections (ibv_create_srq). Pass it to `listen` and
@@ -52,11 +51,8 @@ async def open_shared_receive(
             ConnectionOptions.
         cqe: entries of that completion queue, as of ConnectionOptions; at least `depth`. `resize`
             can use the remaining entries. None: the default size, or `depth` if that is more.
-        device: "auto", or the name of the device that must have the address; "software" is the
-            built-in device. With "auto", it is used for an address that no real device has.
-        require: "rdma" refuses the software device; "infiniband", "roce" or "iwarp" refuses every
-            device of another kind; "any" permits all. None: the environment variable
-            AIORDMA_REQUIRE, or "any" if it is not set.
+        device: "auto", or the name or the class of the device that must have the address, as of
+            `connect`.
         domain: the protection domain of the queue and of its connections, which then need no
             `domain=` of their own; None: the one that everything on this event loop and device
             shares.
@@ -67,7 +63,7 @@ async def open_shared_receive(
         TypeError: an argument is of the wrong type; the message names the expected type.
         ValueError: an argument is out of range; the message names it and the limit.
         NoDeviceError: a real device is required by name, and there is no such device.
-        DeviceRequirementError: `require` does not permit the device that has the address.
+        DeviceRequirementError: `device` does not permit the device that has the address.
         VerbsCallError: the driver refused.
         ClosedError, EventLoopError: `domain` is closed, or belongs to another event loop.
         ForkError: this process is a forked child of a process that used real devices.
@@ -79,9 +75,8 @@ async def open_shared_receive(
     host = checked_host(host, "host", "open_shared_receive")
     call = "open_shared_receive"
     choice = DomainChoice(domain, call, pooled=True)
-    device = choice.device(device)
+    requirement = choice.requirement(device)
     choice.require_usable()
-    requirement = Requirement(require, call)
     if depth is not None:
         depth = whole_number(depth, "depth", 1, MOST_WORK_REQUESTS, call)
     if max_sge is not None:
@@ -91,20 +86,18 @@ async def open_shared_receive(
     comp_vector, cqe = check_queue(comp_vector, cqe, call)
     wanted_depth = depth if depth is not None else buffers or 64
     settings = SharedReceiveSettings(wanted_depth, max_sge, buffers, buffer_size, comp_vector, cqe)
-    wanted = wanted_device(device)
     numeric = await numeric_address(host)
 
     async def attempt(provider: Provider) -> SharedReceiveQueue:
-        return await _open(provider, host, numeric, wanted, requirement, settings, choice)
+        return await _open(provider, host, numeric, requirement, settings, choice)
 
-    return await with_device(wanted, numeric, attempt, requirement)
+    return await with_device(requirement, numeric, attempt)
 
 
 async def _open(
     provider: Provider,
     host: str,
     numeric: str,
-    wanted: str | None,
     requirement: Requirement,
     settings: SharedReceiveSettings,
     choice: DomainChoice,
@@ -117,6 +110,7 @@ async def _open(
                 "to one"
             )
         hub = await reactor.hub(identifier)
+        wanted = requirement.name
         if wanted is not None and hub.context.device_name != wanted:
             raise AddressError(
                 f"{host} is on {hub.context.device_name}, not on {wanted}, which was asked for"

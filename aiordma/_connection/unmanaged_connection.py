@@ -26,7 +26,7 @@ from aiordma._base.options import (
     ConnectionOptions,
     refuses,
 )
-from aiordma._base.provider import Requirement, checked_device
+from aiordma._base.provider import checked_device
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
 from aiordma._connection.domain import DomainArgument, DomainChoice
@@ -114,7 +114,6 @@ async def open_queue_pair(
 
     Raises:
         NoDeviceError: there is no such device.
-        DeviceRequirementError: the environment variable AIORDMA_REQUIRE does not permit it.
         NotSupportedError: the device is an iWARP device, which needs the connection manager.
         TypeError, ValueError: an argument is invalid, or exceeds the device's limit; the message
             names it.
@@ -129,8 +128,6 @@ async def open_queue_pair(
     """
     call = "open_queue_pair"
     device = checked_device(device, call)
-    requirement = Requirement(None, call)
-    requirement.check_device(device)
     service = member(service, "service", QueuePairType, call)
     if service is QueuePairType.UD:
         raise ValueError(
@@ -143,13 +140,12 @@ async def open_queue_pair(
         instance(shared_receive, "shared_receive", SharedReceiveQueue, call)
     shared = None if shared_receive is None else shared_receive._endpoint
     choice = DomainChoice(domain, call, None if shared is None else (shared.domain_state,))
-    choice.device(device)
+    choice.requirement(device)
     choice.require_usable()
     chosen = ConnectionOptions._of(open_queue_pair, options)
     with required_device(device) as provider:
         reactor = await reactor_of(provider)
     hub = await reactor.hub_of(device)
-    requirement.check_kind(device, hub.context.kind)
     if hub.is_iwarp:
         raise NotSupportedError(
             f"queue pairs without the connection manager: {device} is an iWARP device, whose "

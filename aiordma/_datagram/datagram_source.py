@@ -16,7 +16,7 @@ from aiordma._base.options import (
     ConnectionOptions,
     refuses,
 )
-from aiordma._base.provider import Provider, Requirement, wanted_device
+from aiordma._base.provider import Provider, Requirement
 from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._datagram.datagram import Datagram
 from aiordma._datagram.endpoint import DatagramEndpoint
@@ -36,7 +36,6 @@ async def open_datagram(
     port: int = 0,
     *,
     device: str = "auto",
-    require: str | None = None,
     receive_buffers: int = 64,
     max_recv_wr: int = 64,
     max_send_wr: int = 64,
@@ -62,10 +61,7 @@ async def open_datagram(
             queue pair belongs to one device.
         port: the port in RDMA's UDP port space; 0 is any free port (`socket.port`).
         device: "auto" is the real RDMA device that has the address, otherwise the built-in device
-            "software"; a name requires that device.
-        require: "rdma" refuses the software device; "infiniband", "roce" or "iwarp" refuses every
-            device of another kind; "any" permits all. None: the environment variable
-            AIORDMA_REQUIRE, or "any" if it is not set.
+            "software"; or the name or the class of the device, as of `connect`.
         receive_buffers: the number of receives that are posted for you. If a datagram arrives while
             all of them hold datagrams that you have not received, it is silently dropped. 0: you
             post receives with `post_recv`.
@@ -105,7 +101,7 @@ async def open_datagram(
         AddressError: the host's name does not resolve, or the address belongs to another device
             than the required one.
         NoDeviceError: a real device is required by name, and there is no such device.
-        DeviceRequirementError: `require` does not permit the device that has the address.
+        DeviceRequirementError: `device` does not permit the device that has the address.
         TypeError, ValueError: an argument is invalid; the message names it and the expected value.
         VerbsCallError: the address or port is not available; the message says why.
         ClosedError, EventLoopError: `domain` is closed, or belongs to another event loop.
@@ -141,10 +137,8 @@ async def open_datagram(
     if service_level is not None:
         service_level = whole_number(service_level, "service_level", 0, MOST_SERVICE_LEVEL, call)
     choice = DomainChoice(domain, call)
-    device = choice.device(device)
+    requirement = choice.requirement(device)
     choice.require_usable()
-    requirement = Requirement(require, call)
-    wanted = wanted_device(device)
     numeric = await numeric_address(host)
     if ipaddress.ip_address(numeric).is_unspecified:
         raise ValueError(
@@ -157,7 +151,6 @@ async def open_datagram(
             provider,
             numeric,
             port,
-            wanted,
             requirement,
             options,
             private_data,
@@ -171,14 +164,13 @@ async def open_datagram(
             await endpoint.aclose()
             raise
 
-    return await with_device(wanted, numeric, attempt, requirement)
+    return await with_device(requirement, numeric, attempt)
 
 
 async def _bound(
     provider: Provider,
     numeric: str,
     port: int,
-    wanted: str | None,
     requirement: Requirement,
     options: ConnectionOptions,
     private_data: bytes,
@@ -191,7 +183,7 @@ async def _bound(
         if not identifier.device_key:
             raise AddressError._unreached(f"{numeric} is not the address of an RDMA device")
         hub = await reactor.hub(identifier)
-        name = hub.context.device_name
+        name, wanted = hub.context.device_name, requirement.name
         if wanted is not None and name != wanted:
             raise AddressError(f"{numeric} is {name}'s, not {wanted}'s, which was asked for")
         requirement.check_kind(name, hub.context.kind)

@@ -10,7 +10,7 @@ from aiordma._base.arguments import member, text, whole_number, wrong_type, wron
 from aiordma._base.enums import PortSpace, QueuePairType
 from aiordma._base.errors import AddressError, NoDeviceError
 from aiordma._base.hints import descriptors_hint
-from aiordma._base.provider import Provider, checked_device, rdma_core, software, usual_provider
+from aiordma._base.provider import Provider, rdma_core, software, usual_provider
 from aiordma._base.socket_address import SocketAddress, pack_address, unpack_address
 from aiordma._loop.event_loop import current_event_loop
 from aiordma._loop.threads import PEERS, Once, start_call
@@ -128,7 +128,7 @@ async def resolve(
         raise ValueError(f"{call}(): port_space={port_space!r}: expected TCP or UDP")
     if family is not None:
         family = member(family, "family", socket.AddressFamily, call)
-    provider = usual_provider(checked_device(device, call))
+    provider = usual_provider(device, call)
     hints = ffi.new("struct rdma_addrinfo *")
     for wanted, flag in (
         (passive, lib.RAI_PASSIVE),

@@ -42,10 +42,9 @@ _said: set[str] = set()
 
 
 async def with_device(
-    wanted: str | None,
+    requirement: Requirement,
     address: str,
     attempt: Callable[[Provider], Awaitable[Result]],
-    requirement: Requirement | None = None,
 ) -> Result:
     """Call `attempt` with the device's provider, and return its result.
 
@@ -56,24 +55,19 @@ async def with_device(
     undo all of its effects.
 
     Args:
-        wanted: the name of the required device, as of `wanted_device`; None: any.
+        requirement: what the device must be. The attempt checks the kind of a real device.
         address: the numeric address to reach or to bind to.
         attempt: the operation. If no device reaches the address, it must raise the original error:
             NoDeviceError, the VerbsCallError of the call that found no device (also as a cause), or
             an AddressError with `is_unreached`.
-        requirement: what the device must be; None: that of AIORDMA_REQUIRE. The attempt checks the
-            kind of a real device.
 
     Raises:
         DeviceRequirementError: the requirement does not permit the software device.
         NoDeviceError: a real device is required by name, and there is no such device.
         Exception: the exception that the attempt raised.
     """
-    if requirement is None:
-        requirement = Requirement()
-    requirement.check_device(wanted)
-    if wanted is not None:
-        with required_device(wanted) as provider:
+    if requirement.name is not None:
+        with required_device(requirement.name) as provider:
             return await attempt(provider)
     real, loopback = real_devices_are_here(), is_loopback(address)
     if real and not loopback:

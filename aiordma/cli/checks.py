@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from aiordma._base.provider import CLASSES
 from aiordma.cli.containers import memlock_command, nodes_command
-from aiordma.cli.options import KINDS
 from aiordma.cli.system import (
     SOFTWARE,
     AddressUse,
@@ -350,12 +350,7 @@ def check_loopback(system: System) -> list[Finding]:
 def check_environment(system: System) -> list[Finding]:
     """Whether the variables that choose devices have possible values."""
     findings = []
-    if system.required and system.required not in KINDS:
-        text = (
-            f"AIORDMA_REQUIRE={system.required} is none of {', '.join(KINDS)}: no connection works"
-        )
-        findings.append(Finding("error", "environment", text, "unset AIORDMA_REQUIRE"))
-    if system.wanted not in ("", "auto", *(each.name for each in system.devices)):
+    if system.wanted not in ("", "auto", *CLASSES, *(each.name for each in system.devices)):
         text = f"AIORDMA_DEVICE={system.wanted}: there is no such device: no connection works"
         findings.append(Finding("error", "environment", text, "unset AIORDMA_DEVICE"))
     return findings
@@ -371,9 +366,9 @@ def check_addresses(system: System) -> list[Finding]:
             continue
         text = f"{use.address} is served {'on' if use.is_local else 'through'} {use.device}"
         text += f": {_reason(use, system)}"
-        refused = use.device == SOFTWARE and system.required in KINDS[1:]
+        refused = use.device == SOFTWARE and system.wanted in CLASSES[:-1]
         if refused:
-            text += f" (AIORDMA_REQUIRE={system.required} refuses it)"
+            text += f" (AIORDMA_DEVICE={system.wanted} refuses it)"
         # A peer that was asked for by name is an error; the machine's own addresses are a list.
         if use.device != SOFTWARE:
             findings.append(Finding("ok", "address", text))

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from aiordma import RdmaError
 from aiordma.cli.copying import FileReceiver, send_file
-from aiordma.cli.options import KEEPALIVE, DeviceName, Port, Require, check_device, finite, is_given
+from aiordma.cli.options import KEEPALIVE, DeviceName, Port, check_device, finite, is_given
 from aiordma.cli.rcopy import PORT, RcopyError
 from aiordma.cli.running import run_command
 from aiordma.streams import Stream, connect_stream, listen_stream
@@ -40,7 +40,6 @@ def cp(
         typer.Option("--timeout", "-t", min=0.001, callback=finite, help="Seconds to connect."),
     ] = 30.0,
     device: DeviceName = "auto",
-    require: Require = None,
 ) -> None:
     """Copy a file to another machine over RDMA.
 
@@ -52,7 +51,7 @@ def cp(
 
     Example of the sender: aiordma cp data.bin 192.0.2.1
 
-    Under another name, and never without RDMA: aiordma cp data.bin 192.0.2.1:new.bin --require rdma
+    Under another name, and never without RDMA: aiordma cp data.bin 192.0.2.1:new.bin --device rdma
     """
     logging.basicConfig(format="aiordma cp: %(message)s")
     if serve is not None:
@@ -60,7 +59,7 @@ def cp(
             raise typer.BadParameter("--serve has no other arguments")
         if is_given(context, "timeout"):
             raise typer.BadParameter("--timeout is the sender's: --serve waits for clients")
-        run_command("cp", partial(_serve, serve, bind, port, device, require))
+        run_command("cp", partial(_serve, serve, bind, port, device))
         return
     if source is None or target is None:
         raise typer.BadParameter("give FILE and HOST[:PATH], or --serve DIRECTORY")
@@ -70,7 +69,7 @@ def cp(
         host, path = split_target(target, source.name)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    run_command("cp", partial(_send, source, host, path, port, timeout, device, require))
+    run_command("cp", partial(_send, source, host, path, port, timeout, device))
 
 
 def split_target(target: str, name: str) -> tuple[str, str]:
@@ -102,7 +101,6 @@ async def _send(
     port: int,
     timeout: float,
     device: str,
-    require: str | None,
 ) -> None:
     check_device(device)
     try:
@@ -112,7 +110,6 @@ async def _send(
             port,
             timeout=timeout,
             device=device,
-            require=require,
         ) as stream:
             started = time.perf_counter()
             with rich.progress.Progress(
@@ -135,11 +132,9 @@ def _show(shown: rich.progress.Progress, task: rich.progress.TaskID, done: int, 
     shown.update(task, completed=done, total=size)
 
 
-async def _serve(directory: Path, bind: str, port: int, device: str, require: str | None) -> None:
+async def _serve(directory: Path, bind: str, port: int, device: str) -> None:
     receiver = FileReceiver(directory, _received)
-    async with listen_stream(
-        bind, port, device=device, require=require, keepalive=KEEPALIVE
-    ) as listener:
+    async with listen_stream(bind, port, device=device, keepalive=KEEPALIVE) as listener:
         print(f"listening on {bind}:{listener.port}", flush=True)
         await listener.serve(partial(_handle, receiver))
 

@@ -12,6 +12,7 @@ import anyio
 import typer
 
 import aiordma
+from aiordma._base.provider import Requirement
 from aiordma.cli.checks import Finding, check, works
 from aiordma.cli.running import one_line, run_command
 from aiordma.cli.system import SOFTWARE, AddressUse, DeviceState, System, inspect
@@ -98,7 +99,8 @@ async def _reach(peer: str) -> AddressUse:
     prepare = partial(aiordma.prepare_connection, peer, _UNSENT, timeout=SECONDS)
     why = ""
     try:
-        async with prepare(require="rdma") as connection:
+        # AIORDMA_DEVICE decides, if it is set.
+        async with prepare(device="rdma" if Requirement().permits_all else "auto") as connection:
             source = connection.local_address
             assert source is not None  # the route is resolved
             return AddressUse(peer, connection.device_name, is_local=False, source=source[0])
@@ -109,7 +111,7 @@ async def _reach(peer: str) -> AddressUse:
     except (aiordma.RdmaError, ValueError) as error:
         return AddressUse(peer, None, one_line(error), is_local=False)
     try:
-        async with prepare(require="any") as connection:
+        async with prepare(device=SOFTWARE) as connection:
             return AddressUse(peer, connection.device_name, why, is_local=False)
     except (aiordma.RdmaError, ValueError) as error:
         return AddressUse(peer, None, one_line(error), is_local=False)
@@ -137,8 +139,8 @@ async def _try(device: DeviceState, system: System) -> str | None:
 
 async def _converse(address: str, device: str) -> str:
     data = b"aiordma doctor"
-    listen = partial(aiordma.listen, device=device, require="any")
-    connect = partial(aiordma.connect, device=device, require="any")
+    listen = partial(aiordma.listen, device=device)
+    connect = partial(aiordma.connect, device=device)
     async with (
         listen(address, 0) as listener,
         anyio.create_task_group() as group,

@@ -1,19 +1,17 @@
 """Options that several commands have."""
 
 import math
-import os
 from typing import Annotated
 
 import typer
 
 from aiordma import Device
+from aiordma._base.provider import CLASSES, Requirement
 
 __all__ = (
     "KEEPALIVE",
-    "KINDS",
     "DeviceName",
     "Port",
-    "Require",
     "check_device",
     "device_names",
     "finite",
@@ -24,9 +22,6 @@ KEEPALIVE: float = 30.0
 """The `keepalive` of the commands' servers, in seconds: a client that vanished does not keep its
 connection, or its part of a file, until the server ends."""
 
-KINDS: tuple[str, ...] = ("any", "rdma", "infiniband", "roce", "iwarp")
-"""The values of `require=`."""
-
 
 def device_names() -> list[str]:
     """Return the devices' names, for the completion of a shell."""
@@ -36,8 +31,12 @@ def device_names() -> list[str]:
         return []
 
 
+def _devices() -> list[str]:
+    return [*dict.fromkeys([*device_names(), *CLASSES])]
+
+
 def check_device(device: str) -> None:
-    """Check that there is the device that a command is to use.
+    """Check that there is the device that a command is to use, if it is required by name.
 
     Args:
         device: the option's value; "auto": that of AIORDMA_DEVICE, if it is set.
@@ -45,10 +44,9 @@ def check_device(device: str) -> None:
     Raises:
         NoDeviceError: there is no device of this name; the message lists the devices.
     """
-    if device == "auto":
-        device = os.environ.get("AIORDMA_DEVICE") or "auto"
-    if device not in ("", "auto"):
-        _ = Device(device).guid
+    name = Requirement(device or "auto").name
+    if name is not None:
+        _ = Device(name).guid
 
 
 def finite(number: float) -> float:
@@ -68,19 +66,11 @@ def is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _kinds() -> list[str]:
-    return list(KINDS)
-
-
 DeviceName = Annotated[
-    str, typer.Option(help="The device; auto: chosen by the address.", autocompletion=device_names)
-]
-Port = Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="The server's port.")]
-Require = Annotated[
-    str | None,
+    str,
     typer.Option(
-        help="rdma, infiniband, roce or iwarp: fail if another kind of device would be used.",
-        show_default=False,
-        autocompletion=_kinds,
+        help="A device's name; or rdma, infiniband, roce, iwarp, software; auto: by the address.",
+        autocompletion=_devices,
     ),
 ]
+Port = Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="The server's port.")]

@@ -10,7 +10,7 @@ import typer
 
 import aiordma
 from aiordma import Connection, ConnectionKeywords
-from aiordma.cli.options import KEEPALIVE, DeviceName, Port, Require, check_device, finite
+from aiordma.cli.options import KEEPALIVE, DeviceName, Port, check_device, finite
 from aiordma.cli.rping import MOST, OPTIONS, PORT, answer
 from aiordma.cli.rping import ping as ping_peer
 from aiordma.cli.running import fail, run_command
@@ -53,7 +53,6 @@ def ping(
     show: Annotated[bool, typer.Option("-v", help="Print the data.")] = False,
     verify: Annotated[bool, typer.Option("--verify", "-V", help="Compare the data.")] = False,
     device: DeviceName = "auto",
-    require: Require = None,
 ) -> None:
     """Test RDMA between two machines: SEND, READ and WRITE, as rping(1) does.
 
@@ -62,7 +61,7 @@ def ping(
 
     Example of the server: aiordma ping --serve -P
 
-    Example of the client: aiordma ping 192.0.2.1 --require rdma
+    Example of the client: aiordma ping 192.0.2.1 --device rdma
     """
     is_server = serve or persistent
     if client and is_server:
@@ -74,14 +73,14 @@ def ping(
     logging.basicConfig(format="aiordma ping: %(message)s", level=logging.ERROR)
     if is_server:
         where = host or "0.0.0.0"
-        serving = partial(_serve, where, port, persistent, verify, show, device, require)
+        serving = partial(_serve, where, port, persistent, verify, show, device)
         run_command("ping", serving)
         return
     if host is None:
         raise typer.BadParameter("a client needs the server's address: aiordma ping 192.0.2.1")
     times: list[float] = []
     pinging = partial(
-        _ping, host, port, count, size, interval, timeout, verify, show, device, require, times
+        _ping, host, port, count, size, interval, timeout, verify, show, device, times
     )
     try:
         run_command("ping", pinging)
@@ -105,14 +104,11 @@ async def _ping(
     verify: bool,
     show: bool,
     device: str,
-    require: str | None,
     times: list[float],
 ) -> None:
     check_device(device)
     started = time.perf_counter()
-    connecting = aiordma.connect(
-        host, port, timeout=timeout, device=device, require=require, **OPTIONS
-    )
+    connecting = aiordma.connect(host, port, timeout=timeout, device=device, **OPTIONS)
     async with connecting as connection:
         took = time.perf_counter() - started
         print(
@@ -138,7 +134,6 @@ async def _serve(
     verify: bool,
     show: bool,
     device: str,
-    require: str | None,
 ) -> None:
     async def serve_one(connection: Connection) -> None:
         rounds = await answer(connection, verify=verify, show=show)
@@ -152,7 +147,7 @@ async def _serve(
             print(f"{connection.peer_address}: {error}", flush=True)
 
     options: ConnectionKeywords = {**OPTIONS, "keepalive": KEEPALIVE}
-    async with aiordma.listen(host, port, device=device, require=require, **options) as listener:
+    async with aiordma.listen(host, port, device=device, **options) as listener:
         print(f"listening on {host}:{listener.port}", flush=True)
         if persistent:
             await listener.serve(serve_and_report)

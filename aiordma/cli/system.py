@@ -75,7 +75,7 @@ class PortState:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """An RDMA device, with its kind (as of `require=`) and its ports."""
+    """An RDMA device, with its kind (as of `device=`) and its ports."""
 
     name: str
     kind: str
@@ -131,8 +131,6 @@ class System:
     has_shared_namespaces: bool | None = None
     """Whether every network namespace sees all devices; None: unknown."""
     has_rdma_tool: bool = True
-    required: str = ""
-    """The value of AIORDMA_REQUIRE."""
     wanted: str = ""
     """The value of AIORDMA_DEVICE."""
 
@@ -168,7 +166,6 @@ def inspect(root: Path = Path("/")) -> System:
         container=container_of(root),
         has_shared_namespaces=_namespaces(root),
         has_rdma_tool=shutil.which("rdma") is not None,
-        required=os.environ.get("AIORDMA_REQUIRE", ""),
         wanted=os.environ.get("AIORDMA_DEVICE", ""),
     )
 

@@ -15,7 +15,7 @@ import httpx
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.tls import TLSAttribute, TLSStream
 
-from aiordma._base.provider import Requirement, checked_device
+from aiordma._base.provider import Requirement
 from aiordma.streams import Stream, StreamOptions, connect_stream
 from aiordma.streams.opening import StreamSettings, connect_within
 
@@ -52,11 +52,8 @@ def _translated(table: tuple[tuple[Any, type[Exception]], ...]) -> Any:
         raise
 
 
-def _check(
-    kind: type[object], device: str, require: str | None, options: Mapping[str, Any]
-) -> None:
-    checked_device(device, kind.__name__)
-    Requirement(require, kind.__name__)
+def _check(kind: type[object], device: str, options: Mapping[str, Any]) -> None:
+    Requirement(device, kind.__name__)
     StreamSettings(kind, options)
 
 
@@ -114,18 +111,15 @@ class StreamBackend(httpcore.AsyncNetworkBackend):
     """A network backend of httpcore that connects RDMA streams.
 
     Args:
-        device, require, options: as of `aiordma.streams.connect_stream`.
+        device, options: as of `aiordma.streams.connect_stream`.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it and the expected value.
     """
 
-    def __init__(
-        self, device: str = "auto", require: str | None = None, **options: Unpack[StreamOptions]
-    ) -> None:
-        _check(StreamBackend, device, require, options)
+    def __init__(self, device: str = "auto", **options: Unpack[StreamOptions]) -> None:
+        _check(StreamBackend, device, options)
         self._device = device
-        self._require = require
         self._options = options
 
     async def connect_tcp(
@@ -158,7 +152,6 @@ class StreamBackend(httpcore.AsyncNetworkBackend):
                 source=source,
                 timeout=timeout,
                 device=self._device,
-                require=self._require,
             )
         return _NetworkStream(stream, stream)
 
@@ -183,7 +176,7 @@ class StreamTransport(httpx.AsyncHTTPTransport):
         http2: as of httpx.AsyncHTTPTransport.
         limits: as of httpx.AsyncHTTPTransport. (httpx.AsyncClient ignores its own if it is given a
             transport.)
-        device, require, options: as of `aiordma.streams.connect_stream`.
+        device, options: as of `aiordma.streams.connect_stream`.
 
     Raises:
         as `StreamBackend`.
@@ -196,10 +189,9 @@ class StreamTransport(httpx.AsyncHTTPTransport):
         http2: bool = False,
         limits: httpx.Limits = LIMITS,
         device: str = "auto",
-        require: str | None = None,
         **options: Unpack[StreamOptions],
     ) -> None:
-        _check(StreamTransport, device, require, options)
+        _check(StreamTransport, device, options)
         # In place of the base class's constructor, which makes a pool of TCP connections.
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=httpx.create_ssl_context(verify=verify),
@@ -207,5 +199,5 @@ class StreamTransport(httpx.AsyncHTTPTransport):
             max_keepalive_connections=limits.max_keepalive_connections,
             keepalive_expiry=limits.keepalive_expiry,
             http2=http2,
-            network_backend=StreamBackend(device, require, **options),
+            network_backend=StreamBackend(device, **options),
         )

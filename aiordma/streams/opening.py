@@ -142,7 +142,6 @@ async def connect_stream(
     source: tuple[str, int] | None = None,
     timeout: float | None = 30.0,
     device: str = "auto",
-    require: str | None = None,
     **options: Unpack[StreamOptions],
 ) -> Stream:
     """Connect a byte stream over RDMA. Await the call, or enter it with `async with`.
@@ -150,7 +149,7 @@ async def connect_stream(
     The peer is `listen_stream`, or any program that uses rsockets.
 
     Args:
-        host, port, source, device, require: as of `aiordma.connect`.
+        host, port, source, device: as of `aiordma.connect`.
         timeout: seconds for the address and the route, and again for the peer's answer; None: no
             limit. Each address of a name gets an equal part of what remains of both. While time
             for the answer remains, an aiordma listener whose backlog is full is tried again, as a
@@ -174,7 +173,7 @@ async def connect_stream(
     See: man 7 rsocket.
     """
     settings = StreamSettings(connect_stream, options)
-    return Stream(*await connect_rsocket(settings, host, port, source, timeout, device, require))
+    return Stream(*await connect_rsocket(settings, host, port, source, timeout, device))
 
 
 @opens
@@ -186,11 +185,10 @@ async def connect_within(
     source: tuple[str, int] | None = None,
     timeout: float | None,
     device: str,
-    require: str | None,
 ) -> Stream:
     """Connect a stream as `connect_stream` does, but with a `timeout` for all steps together."""
     connected = await connect_rsocket(
-        settings, host, port, source, timeout, device, require, is_whole_limit=True
+        settings, host, port, source, timeout, device, is_whole_limit=True
     )
     return Stream(*connected)
 
@@ -296,7 +294,6 @@ async def connect_rsocket(
     source: tuple[str, int] | None = None,
     timeout: float | None = 30.0,
     device: str = "auto",
-    require: str | None = None,
     check: Callable[[Connection], object] = lambda _: None,
     is_whole_limit: bool = False,
 ) -> tuple[Connection, Rsocket]:
@@ -311,7 +308,6 @@ async def connect_rsocket(
         source=source,
         timeout=timeout,
         device=device,
-        require=require,
     )
     answering = addresses.seconds if is_whole_limit else SharedSeconds(addresses.timeout)
 
@@ -358,7 +354,6 @@ async def listen_stream(
     *,
     backlog: int = 128,
     device: str = "auto",
-    require: str | None = None,
     accept_timeout: float = ACCEPT_TIMEOUT,
     ipv6_only: bool | None = None,
     **options: Unpack[StreamOptions],
@@ -367,7 +362,7 @@ async def listen_stream(
 
     Args:
         host: as of `aiordma.listen`. Unlike `start_server`, this listens on one address of a name.
-        port, backlog, device, require, accept_timeout, ipv6_only: as of `aiordma.listen`.
+        port, backlog, device, accept_timeout, ipv6_only: as of `aiordma.listen`.
         buffer_size, queue_depth, close_timeout, tos, ack_timeout, retry_count, peer_timeout,
             keepalive: as of `connect_stream`; for every accepted stream.
 
@@ -383,7 +378,6 @@ async def listen_stream(
         port,
         backlog=backlog,
         device=device,
-        require=require,
         accept_timeout=accept_timeout,
         ipv6_only=ipv6_only,
     )
@@ -396,7 +390,6 @@ async def listen_for_rsockets(
     *,
     backlog: int,
     device: str,
-    require: str | None,
     accept_timeout: float = ACCEPT_TIMEOUT,
     ipv6_only: bool | None,
 ) -> "StreamListener":
@@ -408,7 +401,6 @@ async def listen_for_rsockets(
         port,
         backlog=backlog,
         device=device,
-        require=require,
         accept_timeout=accept_timeout,
         ipv6_only=ipv6_only,
     )

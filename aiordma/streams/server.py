@@ -23,7 +23,7 @@ from aiordma._base.errors import (
 )
 from aiordma._base.hints import cannot_bind, is_own_address
 from aiordma._base.process import forked, here, require_same_process
-from aiordma._base.provider import SOFTWARE, Requirement, checked_device
+from aiordma._base.provider import SOFTWARE, Requirement
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._connection.listener import MOST_BACKLOG, Listener
@@ -344,7 +344,6 @@ async def create_connection(
     all_errors: bool = False,
     timeout: float | None = 30.0,
     device: str = "auto",
-    require: str | None = None,
     **options: Any,
 ) -> tuple[asyncio.Transport, ProtocolT]:
     """Connect a stream, as `loop.create_connection` connects a socket. For asyncio and uvloop.
@@ -368,7 +367,7 @@ async def create_connection(
         ssl_handshake_timeout: seconds for the TLS handshake; None: 60.
         ssl_shutdown_timeout: seconds for the end of TLS before the transport is aborted; None: 30.
         timeout: as of `connect_stream`, but it does not limit the lookup of the name.
-        device, require, options: as of `connect_stream`.
+        device, options: as of `connect_stream`.
 
     Raises:
         as `connect_stream`.
@@ -395,7 +394,7 @@ async def create_connection(
     limit = optional_seconds(timeout, "timeout", call)
     # Each address has its part twice: for the address and the route, and for the peer's answer.
     shared = SharedSeconds(None if limit is None else 2 * limit)
-    _check_device(device, require, call)
+    Requirement(device, call)
 
     found = await addresses_of(host, port, family, flags)
     number = found[0][1]
@@ -410,7 +409,7 @@ async def create_connection(
         async def connect_from(source: SocketAddress | None) -> tuple[Connection, Rsocket]:
             with shared:
                 return await connect_rsocket(
-                    settings, address, number, source, shared.share(2 * left), device, require
+                    settings, address, number, source, shared.share(2 * left), device
                 )
 
         return await first_bound(routes.locals(address), connect_from)
@@ -527,7 +526,6 @@ async def create_server(
     start_serving: bool = True,
     keep_alive: bool | None = None,
     device: str = "auto",
-    require: str | None = None,
     **options: Any,
 ) -> StreamServer:
     """Listen for streams, as `loop.create_server` listens for sockets. For asyncio and uvloop.
@@ -549,7 +547,7 @@ async def create_server(
         ssl_shutdown_timeout: seconds for the end of TLS before the transport is aborted; None: 30.
         start_serving: accept at once; False: peers are refused until
             `StreamServer.start_serving`.
-        device, require, options: as of `listen_stream`.
+        device, options: as of `listen_stream`.
 
     Raises:
         as `listen_stream`.
@@ -591,7 +589,7 @@ async def create_server(
     hosts = _checked_hosts(host, call)
     port = checked_service(0 if port is None or port == "" else port, "port", call)
     whole_number(backlog, "backlog", 1, MOST_BACKLOG, call)
-    _check_device(device, require, call)
+    Requirement(device, call)
     listeners: list[StreamListener] = []
     try:
         for address in await _all_addresses(hosts, port, family, flags):
@@ -603,7 +601,6 @@ async def create_server(
                     *address,
                     backlog=backlog,
                     device=device,
-                    require=require,
                     ipv6_only=True if is_ipv6 else None,
                 )
             except VerbsCallError as error:
@@ -637,11 +634,6 @@ def _of_bind(error: VerbsCallError, host: str) -> VerbsCallError:
     if error.errno != errno.ENODEV or is_own_address(host):
         return error
     return VerbsCallError(errno.EADDRNOTAVAIL, error.call, cannot_bind(host, error.errno))
-
-
-def _check_device(device: str, require: str | None, call: str) -> None:
-    checked_device(device, call)
-    Requirement(require, call)
 
 
 def _checked_hosts(host: object, call: str) -> list[str | None]:

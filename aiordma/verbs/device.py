@@ -20,10 +20,10 @@ from aiordma._base.errors import (
 from aiordma._base.provider import (
     SOFTWARE,
     Provider,
+    Requirement,
     provider_of,
     rdma_core,
     software,
-    wanted_device,
 )
 from aiordma._native import ffi, lib
 from aiordma.verbs.async_event import AsyncEvent, AsyncEvents, take_async_event
@@ -142,7 +142,7 @@ def no_such_device(name: str, names: list[str]) -> str:
             "there is none at all: `modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe "
             "netdev eth0` makes one"
         )
-    source = f" (AIORDMA_DEVICE names {name!r})" if wanted_device() == name else ""
+    source = f" (AIORDMA_DEVICE names {name!r})" if Requirement().name == name else ""
     return f'there is no RDMA device {name!r}{source}; {found}. Built in is device="{SOFTWARE}"'
 
 
@@ -206,7 +206,7 @@ class Context(Resource):
 
     @property
     def kind(self) -> str:
-        """The kind of the device, as of `require=`: "software" (the built-in device), "infiniband",
+        """The kind of the device, as of `device=`: "software" (the built-in device), "infiniband",
         "roce" or "iwarp"; "other" for a transport of another kind.
 
         Raises:

@@ -17,7 +17,7 @@ from aiordma._base.errors import (
     check_negative_errno,
     check_pointer,
 )
-from aiordma._base.provider import Provider, checked_device, usual_provider
+from aiordma._base.provider import Provider, usual_provider
 from aiordma._native import ffi, lib
 from aiordma.verbs import AddressVector, Resource
 
@@ -59,7 +59,7 @@ class EventChannel(Resource):
     Non-blocking.
 
     Args:
-        device: the name of a device, or "auto": the device that AIORDMA_DEVICE names; without it,
+        device: the name or the class of a device, or "auto": what AIORDMA_DEVICE says; without it,
             all real devices, or, if this machine has none, the built-in software device.
 
     Raises:
@@ -73,7 +73,7 @@ class EventChannel(Resource):
 
     def __init__(self, device: str | Provider = "auto") -> None:
         if not isinstance(device, Provider):
-            device = usual_provider(checked_device(device, "EventChannel"))
+            device = usual_provider(device, "EventChannel")
         super().__init__()
         provider = device
         try:

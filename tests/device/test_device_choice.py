@@ -135,15 +135,15 @@ async def test_every_opener_names_an_unknown_device(device: DeviceUnderTest, add
 KINDS = {"software": "software", "rxe": "roce", "siw": "iwarp"}
 
 
-async def opened_by_every_opener(require: str | None) -> list[str]:
-    """Open one object with each function that takes `require`; return the errors."""
+async def opened_by_every_opener(chosen: str) -> list[str]:
+    """Open one object with each function that takes a class of devices; return the errors."""
     errors: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         # The device under test serves the address, on this machine, also if it is the built-in one.
-        patch.delenv("AIORDMA_REQUIRE", raising=False)
+        patch.delenv("AIORDMA_DEVICE", raising=False)
         async with await aiordma.listen(ADDRESS) as listener, await listen_stream(ADDRESS) as other:
-            patch.setenv("AIORDMA_REQUIRE", require or "")
-            for argument in (None, require):
+            patch.setenv("AIORDMA_DEVICE", chosen)
+            for argument in ("auto", chosen):
                 for opening in (
                     partial(aiordma.listen, ADDRESS),
                     partial(aiordma.prepare_connection, ADDRESS, listener.port),
@@ -152,18 +152,18 @@ async def opened_by_every_opener(require: str | None) -> list[str]:
                     partial(listen_stream, ADDRESS),
                 ):
                     try:
-                        await (await opening(require=argument)).aclose()
+                        await (await opening(device=argument)).aclose()
                     except aiordma.DeviceRequirementError as error:
                         errors.append(str(error))
                 for connecting, port in (
                     (aiordma.connect, listener.port),
                     (connect_stream, other.port),
                 ):
-                    if require not in (None, "rdma"):
+                    if chosen != "rdma":
                         continue  # only the refusals: nothing here accepts
                     if DEVICE == "software":
                         with pytest.raises(aiordma.DeviceRequirementError) as caught:
-                            await connecting(ADDRESS, port, require=argument)
+                            await connecting(ADDRESS, port, device=argument)
                         errors.append(str(caught.value))
     return errors
 
@@ -179,23 +179,23 @@ async def test_every_opener_requires_rdma(device: DeviceUnderTest) -> None:
 @one_loop
 async def test_every_opener_requires_a_kind(device: DeviceUnderTest) -> None:
     kind = KINDS[device.driver]
-    for require in ("roce", "iwarp", "infiniband"):
-        errors = await opened_by_every_opener(require)
-        assert len(errors) == (0 if kind == require else 10), errors
+    for chosen in ("roce", "iwarp", "infiniband"):
+        errors = await opened_by_every_opener(chosen)
+        assert len(errors) == (0 if kind == chosen else 10), errors
 
 
 @one_loop
 @pytest.mark.capability("datagrams")
 async def test_datagram_socket_requires_a_kind(device: DeviceUnderTest) -> None:
     kind = KINDS[device.driver]
-    for require in ("rdma", "roce", "iwarp"):
-        permitted = kind == require or (require == "rdma" and kind != "software")
+    for chosen in ("rdma", "roce", "iwarp"):
+        permitted = kind == chosen or (chosen == "rdma" and kind != "software")
         if permitted:
-            async with await aiordma.open_datagram(ADDRESS, require=require) as socket:
+            async with await aiordma.open_datagram(ADDRESS, device=chosen) as socket:
                 assert socket.device_name == device.name
         else:
-            with pytest.raises(aiordma.DeviceRequirementError, match=require):
-                await aiordma.open_datagram(ADDRESS, require=require)
+            with pytest.raises(aiordma.DeviceRequirementError, match=chosen):
+                await aiordma.open_datagram(ADDRESS, device=chosen)
 
 
 @pytest.mark.promise("A required transport is never replaced")
@@ -204,13 +204,13 @@ async def test_wildcard_listener_rejects_another_kind(device: DeviceUnderTest) -
     kind = KINDS[device.driver]
     if kind == "software":
         with pytest.raises(aiordma.DeviceRequirementError, match="rdma"):
-            await aiordma.listen("0.0.0.0", require="rdma", device="software")
+            await aiordma.listen("0.0.0.0", device="rdma")
         return
     other = "iwarp" if kind == "roce" else "roce"
-    async with await aiordma.listen("0.0.0.0", require=other) as listener:
+    async with await aiordma.listen("0.0.0.0", device=other) as listener:
         with pytest.raises(aiordma.RejectedError):
             await aiordma.connect(ADDRESS, listener.port)
-    async with await aiordma.listen("0.0.0.0", require=kind) as listener:
+    async with await aiordma.listen("0.0.0.0", device=kind) as listener:
         for end in await connect_to(listener, ADDRESS):
             await end.aclose()
 
@@ -246,8 +246,8 @@ async def test_log_names_the_device_once_in_an_event_loop(
 async def test_asyncio_and_httpcore_refuse_other_devices(device: DeviceUnderTest) -> None:
     other = {"software": "rdma", "siw0": "roce"}.get(device.name, "iwarp")
     with pytest.raises(aiordma.DeviceRequirementError):
-        await create_server(asyncio.Protocol, ADDRESS, require=other)
+        await create_server(asyncio.Protocol, ADDRESS, device=other)
     with pytest.raises(aiordma.DeviceRequirementError):
-        await create_connection(asyncio.Protocol, ADDRESS, 7471, require=other)
-    with pytest.raises(httpcore.ConnectError, match="require"):
-        await StreamBackend(require=other).connect_tcp(ADDRESS, 7471)
+        await create_connection(asyncio.Protocol, ADDRESS, 7471, device=other)
+    with pytest.raises(httpcore.ConnectError, match="device"):
+        await StreamBackend(device=other).connect_tcp(ADDRESS, 7471)

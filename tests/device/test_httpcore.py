@@ -154,7 +154,7 @@ async def test_silent_server_is_a_connect_timeout_of_tls(
         ({"keepalive": 0}, r"\(\): keepalive=0 "),
         ({"receive_buffers": 16}, r"\(\) has no parameter 'receive_buffers': "),
         ({"device": ""}, r"\(\): device='': "),
-        ({"require": 5}, r"\(\): require=5 "),
+        ({"device": 5}, r"\(\): device=5 "),
     ],
 )
 async def test_wrong_arguments_are_refused(kind: Any, options: dict[str, Any], said: str) -> None:

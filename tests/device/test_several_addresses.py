@@ -165,10 +165,10 @@ async def test_wrong_protocol_of_each_address_is_named(monkeypatch: pytest.Monke
 def refuse_device(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     """Let no permitted device reach these addresses."""
 
-    async def choose(device: Any, address: str, attempt: Any, requirement: Any) -> Any:
+    async def choose(requirement: Any, address: str, attempt: Any) -> Any:
         if address in addresses:
             raise aiordma.DeviceRequirementError(f"no device for {address}")
-        return await with_device(device, address, attempt, requirement)
+        return await with_device(requirement, address, attempt)
 
     monkeypatch.setattr("aiordma._connection.connector.with_device", choose)
 

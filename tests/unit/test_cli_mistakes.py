@@ -63,7 +63,6 @@ MISTAKES = [
     Mistake("ping 127.0.0.1 -t nan", MISUSED, "--timeout"),
     Mistake("ping 127.0.0.1 -t inf", MISUSED, "--timeout"),
     Mistake("ping 127.0.0.1 -i inf", MISUSED, "--interval"),
-    Mistake("ping 127.0.0.1 --require dance", MISUSED, "dance"),
     Mistake("cp", MISUSED, "--serve"),
     Mistake("cp one", MISUSED, "--serve"),
     Mistake("cp --serve . file host", MISUSED, "--serve has no other arguments"),
@@ -74,7 +73,6 @@ MISTAKES = [
     Mistake("cp /etc/hosts 127.0.0.1 --port 99999", MISUSED, "65535"),
     Mistake("cp /etc/hosts 127.0.0.1 --timeout 0", MISUSED, "--timeout"),
     Mistake("cp /etc/hosts 127.0.0.1 --timeout inf", MISUSED, "--timeout"),
-    Mistake("cp /etc/hosts 127.0.0.1 --require dance", MISUSED, "dance"),
     Mistake("bench local -o dance", MISUSED, "'dance' is none of echo"),
     Mistake("bench local --loop dance", MISUSED, "'dance' is none of auto"),
     Mistake("bench server --loop dance", MISUSED, "'dance' is none of auto"),
@@ -97,12 +95,9 @@ MISTAKES = [
     ),
     *(Mistake("info", MISUSED, "aiordma[cli]", {}, name) for name in ("typer", "rich")),
     # the environment
-    *with_environment(MISUSED, "AIORDMA_REQUIRE=dance: give one of", AIORDMA_REQUIRE="dance"),
-    *with_environment(FAILED, "AIORDMA_REQUIRE=rdma does not permit", AIORDMA_REQUIRE="rdma"),
+    *with_environment(FAILED, "AIORDMA_DEVICE=rdma does not permit", AIORDMA_DEVICE="rdma"),
     *with_environment(FAILED, "AIORDMA_DEVICE names 'rxe77'", AIORDMA_DEVICE="rxe77"),
-    *with_environment(
-        MISUSED, "/missing/x cannot be written", AIORDMA_CAPTURE="/missing/x", AIORDMA_REQUIRE="any"
-    ),
+    *with_environment(MISUSED, "/missing/x cannot be written", AIORDMA_CAPTURE="/missing/x"),
     *(
         Mistake(words, MISUSED, "AIORDMA_CAPTURE", {"AIORDMA_CAPTURE": "/missing/x"})
         for words in ("info", "info software", "doctor")
@@ -113,15 +108,15 @@ MISTAKES = [
     Mistake("ping no-such-host.invalid", FAILED, "no-such-host.invalid"),
     Mistake("ping 127.0.0.1 -p 7999", FAILED, "127.0.0.1:7999"),
     Mistake("ping 127.0.0.1 --device rxe77", FAILED, "rxe77"),
-    Mistake("ping 127.0.0.1 --require rdma", FAILED, 'require="rdma"'),
+    Mistake("ping 127.0.0.1 --device rdma", FAILED, 'device="rdma"'),
     Mistake(f"ping --serve -a {ELSEWHERE}", FAILED, ELSEWHERE),
     Mistake("cp /etc/hosts no-such-host.invalid", FAILED, "no-such-host.invalid"),
     Mistake("cp /etc/hosts 127.0.0.1 -p 7999", FAILED, "127.0.0.1:7999"),
     Mistake("cp /etc/hosts 127.0.0.1 --device rxe77", FAILED, "rxe77"),
-    Mistake("cp /etc/hosts 127.0.0.1 --require rdma", FAILED, 'require="rdma"'),
+    Mistake("cp /etc/hosts 127.0.0.1 --device rdma", FAILED, 'device="rdma"'),
     Mistake("cp --serve /missing", FAILED, "/missing"),
     Mistake("cp --serve /etc/hosts", FAILED, "Not a directory"),
-    Mistake("cp --serve . --require rdma --bind 127.0.0.1", FAILED, 'require="rdma"'),
+    Mistake("cp --serve . --device rdma --bind 127.0.0.1", FAILED, 'device="rdma"'),
     Mistake(f"cp --serve . --bind {ELSEWHERE}", FAILED, ELSEWHERE),
     Mistake(f"bench local {QUICK} --host {ELSEWHERE}", FAILED, ELSEWHERE),
     Mistake(f"bench local {QUICK} --device rxe77", FAILED, "rxe77"),

@@ -146,8 +146,7 @@ def listener_effect(kind: CmEventType, monkeypatch: pytest.MonkeyPatch) -> str:
         identifier(),
         ConnectionOptions(),
         8,
-        None,
-        Requirement("any"),
+        Requirement("auto"),
         1.0,
         NO_SHARED_RECEIVES,
     )

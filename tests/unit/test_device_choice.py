@@ -21,12 +21,12 @@ from aiordma._base.errors import (
     VerbsCallError,
 )
 from aiordma._base.provider import (
+    CLASSES,
     RDMA_CORE_VERSIONS,
     Provider,
     Requirement,
     real_devices_are_here,
     usual_provider,
-    wanted_device,
 )
 from aiordma._native import ffi
 from aiordma._runtime import device_choice
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def choose(device: str, *arguments: Any) -> object:
-    return await with_device(wanted_device(device), *arguments)
+    return await with_device(Requirement(device), *arguments)
 
 
 REAL, BUILT_IN = Provider("real", None), Provider("built in", None)
@@ -68,7 +68,6 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine()
     monkeypatch.delenv("AIORDMA_DEVICE", raising=False)
-    monkeypatch.delenv("AIORDMA_REQUIRE", raising=False)
     for module in (provider, device_choice):
         monkeypatch.setattr(module, "rdma_core", machine.rdma_core)
         monkeypatch.setattr(module, "software", lambda: BUILT_IN)
@@ -224,7 +223,7 @@ def with_errno(number: int) -> AddressError:
 )
 async def test_unknown_device_is_named(machine: Machine, error: Exception) -> None:
     with pytest.raises(NoDeviceError, match="there is no 'rxe9'") as unknown:
-        await with_device("rxe9", "192.0.2.1", Attempt(error))
+        await choose("rxe9", "192.0.2.1", Attempt(error))
     assert unknown.value.__cause__ is error
     with pytest.raises(type(error)) as caught:
         await choose("rxe0", "192.0.2.1", Attempt(error))
@@ -238,18 +237,18 @@ SHORTAGES = [with_errno(errno.EMFILE), VerbsCallError(errno.EMFILE, "rdma_create
 async def test_a_shortage_is_not_an_unknown_device(machine: Machine, error: Exception) -> None:
     # Without descriptors, a list of the devices would be empty.
     with pytest.raises(type(error)) as caught:
-        await with_device("rxe9", "192.0.2.1", Attempt(error))
+        await choose("rxe9", "192.0.2.1", Attempt(error))
     assert caught.value is error
 
 
 def test_an_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIORDMA_DEVICE", "rxe0")
-    assert wanted_device("siw0") == "siw0"
-    assert wanted_device("auto") == "rxe0"
+    assert Requirement("siw0").name == "siw0"
+    assert Requirement("auto").name == "rxe0"
     monkeypatch.setenv("AIORDMA_DEVICE", "")
-    assert wanted_device("auto") is None
+    assert Requirement("auto").name is None
     monkeypatch.setenv("AIORDMA_DEVICE", "auto")
-    assert wanted_device("auto") is None
+    assert Requirement("auto").name is None
 
 
 def test_unknown_device_of_the_environment_names_its_variable(
@@ -297,48 +296,36 @@ def test_empty_provider_slot_names_its_provider() -> None:
         _ = Provider("the built-in software device", table).establish
 
 
-RDMA_KINDS = [kind for kind in Requirement.KINDS if kind != "any"]
+RDMA_CLASSES = [each for each in CLASSES if each != "software"]
 
 
 @pytest.mark.promise("A required transport is never replaced")
-@pytest.mark.parametrize("kind", RDMA_KINDS)
-@pytest.mark.parametrize("from_environment", [False, True], ids=["argument", "AIORDMA_REQUIRE"])
-async def test_requirement_refuses_the_software_device(
+@pytest.mark.parametrize("kind", RDMA_CLASSES)
+@pytest.mark.parametrize("from_environment", [False, True], ids=["argument", "AIORDMA_DEVICE"])
+async def test_rdma_classes_refuse_the_software_device(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, kind: str, from_environment: bool
 ) -> None:
     if from_environment:
-        monkeypatch.setenv("AIORDMA_REQUIRE", kind)
-    requirement = Requirement(None if from_environment else kind)
-    said = f"AIORDMA_REQUIRE={kind}" if from_environment else f'require="{kind}"'
+        monkeypatch.setenv("AIORDMA_DEVICE", kind)
+    device = "auto" if from_environment else kind
+    said = f"AIORDMA_DEVICE={kind}" if from_environment else f'device="{kind}"'
 
-    async def refused(device: str, address: str, error: Exception | None = None) -> str:
+    async def refused(address: str, error: Exception | None = None) -> str:
         attempt = Attempt(error)
         with pytest.raises(DeviceRequirementError) as caught:
-            await choose(device, address, attempt, requirement)
+            await choose(device, address, attempt)
         assert BUILT_IN not in attempt.tried
         assert str(caught.value).startswith(said)
         return str(caught.value)
 
-    assert 'device="software"' in await refused("software", "192.0.2.1")
-    assert "loopback" in await refused("auto", "127.0.0.1")
-    text = await refused("auto", "192.0.2.1", unreached())
+    assert "loopback" in await refused("127.0.0.1")
+    text = await refused("192.0.2.1", unreached())
     assert "no device is on the way there" in text
     assert "aiordma doctor 192.0.2.1" in text
-    assert await choose("auto", "192.0.2.1", Attempt(), requirement) == "real"
+    assert await choose(device, "192.0.2.1", Attempt()) == "real"
+    assert usual_provider(device) is REAL
     machine.present = False
-    assert "has no RDMA device" in await refused("auto", "192.0.2.1")
-
-
-@pytest.mark.promise("A required transport is never replaced")
-async def test_environment_requires_without_an_argument(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AIORDMA_REQUIRE", "rdma")
-    with pytest.raises(DeviceRequirementError):
-        await choose("auto", "127.0.0.1", Attempt())
-    assert await choose("auto", "127.0.0.1", Attempt(), Requirement("any")) == "built in"
-    monkeypatch.setenv("AIORDMA_REQUIRE", "")
-    assert await choose("auto", "127.0.0.1", Attempt()) == "built in"
+    assert "has no RDMA device" in await refused("192.0.2.1")
 
 
 @pytest.mark.promise("A required transport is never replaced")
@@ -349,18 +336,14 @@ async def test_device_of_another_kind_is_not_replaced(machine: Machine) -> None:
     assert attempt.tried == [REAL]
 
 
-def test_requirement_checks_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"require=\"verbs\": give one of 'any', 'rdma'"):
-        Requirement("verbs", "connect")
-    with pytest.raises(TypeError, match="require"):
-        Requirement(1, "connect")
-    monkeypatch.setenv("AIORDMA_REQUIRE", "verbs")
-    with pytest.raises(ValueError, match="AIORDMA_REQUIRE=verbs: give one of"):
-        Requirement()
+def test_device_argument_is_checked() -> None:
+    for wrong in (1, "", None):
+        with pytest.raises((TypeError, ValueError), match="device"):
+            Requirement(wrong, "connect")
 
 
 PERMITTED = {
-    "any": {"software", "infiniband", "roce", "iwarp", "other"},
+    "auto": {"software", "infiniband", "roce", "iwarp", "other"},
     "rdma": {"infiniband", "roce", "iwarp", "other"},
     "infiniband": {"infiniband"},
     "roce": {"roce"},
@@ -368,13 +351,20 @@ PERMITTED = {
 }
 
 
-@pytest.mark.parametrize("require", Requirement.KINDS)
-def test_requirement_permits_kinds(require: str) -> None:
-    requirement = Requirement(require)
-    for kind in PERMITTED["any"]:
-        assert requirement.permits_kind(kind) is (kind in PERMITTED[require])
-        if kind in PERMITTED[require]:
+@pytest.mark.parametrize("device", PERMITTED)
+def test_classes_permit_kinds(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AIORDMA_DEVICE", raising=False)
+    requirement = Requirement(device)
+    for kind in PERMITTED["auto"]:
+        assert requirement.permits("dev0", kind) is (kind in PERMITTED[device])
+        if kind in PERMITTED[device]:
             requirement.check_kind("dev0", kind)
         else:
             with pytest.raises(DeviceRequirementError, match=f"dev0.*{kind}"):
                 requirement.check_kind("dev0", kind)
+
+
+def test_names_permit_one_device() -> None:
+    for name, kind in (("software", "software"), ("rxe0", "roce")):
+        assert Requirement(name).permits(name, kind)
+        assert not Requirement(name).permits("siw0", "iwarp")

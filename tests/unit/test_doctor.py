@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from aiordma._base.provider import Requirement
+from aiordma._base.provider import CLASSES
 from aiordma.cli import doctor, system
 from aiordma.cli.checks import Finding, check, usual_interface, works
 from aiordma.cli.containers import container_of
-from aiordma.cli.options import KINDS
 from aiordma.cli.system import (
     AddressUse,
     DeviceState,
@@ -266,8 +265,8 @@ def test_address_findings_say_which_device_and_why() -> None:
     )
     levels = [each.level for each in of_addresses(replace(GOOD, uses=uses))]
     assert levels == ["ok", "note", "warning", "error"]
-    required = replace(GOOD, uses=uses[1:2], required="rdma")
-    assert "AIORDMA_REQUIRE=rdma refuses it" in found(required, "address", "warning").text
+    required = replace(GOOD, uses=uses[1:2], wanted="rdma")
+    assert "AIORDMA_DEVICE=rdma refuses it" in found(required, "address", "warning").text
 
 
 def test_address_of_a_real_device_has_its_gid_and_its_interface() -> None:
@@ -292,20 +291,16 @@ def test_address_on_infiniband_has_the_first_gid_of_its_port() -> None:
 
 
 def test_variable_with_an_impossible_value_is_an_error() -> None:
-    required = found(replace(GOOD, required="dance"), "environment", "error")
-    assert "AIORDMA_REQUIRE=dance" in required.text
-    assert required.command == "unset AIORDMA_REQUIRE"
     wanted = found(replace(GOOD, wanted="rxe77"), "environment", "error")
     assert "AIORDMA_DEVICE=rxe77" in wanted.text
     assert wanted.command == "unset AIORDMA_DEVICE"
 
 
 def test_variables_with_possible_values_are_no_finding() -> None:
-    states = [replace(GOOD, required=kind) for kind in ("", *KINDS)]
+    states = [replace(GOOD, wanted=kind) for kind in ("", *CLASSES)]
     states += [replace(GOOD, wanted=name) for name in ("", "auto", "rxe0", "software")]
     subjects = {each.subject for state in states for each in check(state)}
     assert "environment" not in subjects
-    assert KINDS == Requirement.KINDS
 
 
 def test_each_warning_and_error_has_a_command() -> None:
@@ -316,13 +311,13 @@ def test_each_warning_and_error_has_a_command() -> None:
         System(has_verbs=True, missing_modules=("rdma_ucm", "rdma_rxe")),
         replace(GOOD, libraries=(("libibverbs.so.1", "no such file"),), nodes=nodes, memlock=1),
         replace(GOOD, nodes=nodes, container="docker", memlock=1),
-        replace(GOOD, devices=(SIW,), required="dance", wanted="dance"),
+        replace(GOOD, devices=(SIW,), wanted="dance"),
         replace(GOOD, interfaces=(replace(ETH, is_up=False),)),
         replace(GOOD, interfaces=(replace(ETH, addresses=()),)),
-        replace(GOOD, has_shared_namespaces=False, required="roce"),
+        replace(GOOD, has_shared_namespaces=False, wanted="roce"),
         replace(GOOD, uses=(AddressUse("192.0.2.8", None, "timed out", is_local=False),)),
         replace(GOOD, uses=(AddressUse("192.0.2.8", "software", "no route", is_local=False),)),
-        replace(GOOD, uses=(AddressUse("192.0.2.1", "software", "none"),), required="rdma"),
+        replace(GOOD, uses=(AddressUse("192.0.2.1", "software", "none"),), wanted="rdma"),
         with_rxe(error="EACCES"),
         with_rxe(loopback="no answer"),
         with_port(active_mtu=512, gids=()),

@@ -181,8 +181,8 @@ async def test_options_reach_the_connection(valkey_server: ValkeyServer) -> None
 
 @pytest.mark.natively
 async def test_a_required_device_is_refused_as_valkeys_error(valkey_server: ValkeyServer) -> None:
-    async with bridged(valkey_server) as port, client_of(port, require="rdma") as client:
-        with pytest.raises(exceptions.ConnectionError, match="require"):
+    async with bridged(valkey_server) as port, client_of(port, device="rdma") as client:
+        with pytest.raises(exceptions.ConnectionError, match="rdma"):
             await client.ping()
 
 

@@ -18,7 +18,7 @@ class RdmaConnection(Connection):
         client = Valkey(connection_pool=pool)
 
     Args:
-        device, require: as of `aiordma.connect`.
+        device: as of `aiordma.connect`.
         rdma: further options of `open_connection`; None: none.
         keywords: as of valkey.asyncio.Connection. Those of sockets have no effect: socket_keepalive
             (Valkey's own messages and `rdma={"keepalive": ...}` replace it) and socket_type.
@@ -30,13 +30,11 @@ class RdmaConnection(Connection):
         self,
         *,
         device: str = "auto",
-        require: str | None = None,
         rdma: ValkeyOptions | None = None,
         **keywords: Any,
     ) -> None:
         super().__init__(**keywords)
         self.device: str = device
-        self.require: str | None = require
         self.rdma: ValkeyOptions = rdma or {}
 
     def repr_pieces(self) -> list[tuple[str, Any]]:
@@ -48,7 +46,7 @@ class RdmaConnection(Connection):
         return [*pieces, ("transport", "rdma")]
 
     def _connection_arguments(self) -> Mapping[str, Any]:
-        named = {"device": self.device, "require": self.require, "timeout": self._connect_seconds}
+        named = {"device": self.device, "timeout": self._connect_seconds}
         return {**super()._connection_arguments(), **named, **self.rdma}
 
     @property

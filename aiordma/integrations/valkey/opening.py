@@ -76,7 +76,6 @@ async def open_connection(
     source: tuple[str, int] | None = None,
     timeout: float | None = 30.0,
     device: str = "auto",
-    require: str | None = None,
     **options: Unpack[ValkeyOptions],
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to a Valkey server, and return asyncio's own reader and writer.
@@ -85,7 +84,7 @@ async def open_connection(
     as over TCP.
 
     Args:
-        host, source, device, require: as of `aiordma.connect`.
+        host, source, device: as of `aiordma.connect`.
         port: the server's `rdma-port`.
         limit: as of asyncio.open_connection.
         timeout: seconds for the address and the route, again for the server's answer, and again for
@@ -141,7 +140,6 @@ async def open_connection(
         source=source,
         timeout=timeout,
         device=device,
-        require=require,
     )
     answering, announcing = SharedSeconds(addresses.timeout), SharedSeconds(addresses.timeout)
 

@@ -1,0 +1,6 @@
+"""`python -m aiordma` is the command `aiordma`."""
+
+from aiordma.cli.main import main
+
+if __name__ == "__main__":
+    main()
