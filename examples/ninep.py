@@ -35,7 +35,7 @@ REQUESTS = 64
 HEADER = 11
 """Bytes of a reply to a read in front of the data."""
 
-OPTIONS = aiordma.ConnectionKeywords(receive_buffers=0, max_recv_wr=REQUESTS)
+OPTIONS = aiordma.ConnectionOptions(receive_buffers=0, max_recv_wr=REQUESTS)
 
 VERSION = "9P2000.L"
 RLERROR = 7
@@ -307,7 +307,7 @@ class Session:
 async def serve_client(request: aiordma.ConnectionRequest, root: Path) -> int:
     """Serve one client until it disconnects, and return how many requests it made."""
     session, count = Session(root), 0
-    async with request.prepare(**OPTIONS) as connection:
+    async with request.prepare(options=OPTIONS) as connection:
         memory = bytearray(REQUESTS * MESSAGE_SIZE)
         region = connection.register(memory, aiordma.Access.LOCAL_WRITE)
         places = range(0, len(memory), MESSAGE_SIZE)

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, Self, TypedDict, TypeVar
 
 from aiordma._base.arguments import nearest, seconds_within, whole_number, wrong_type
@@ -63,7 +63,6 @@ DECIDED_FOR_DATAGRAMS = {
     "(Datagram.mtu). Lower the MTU of the network interface",
     "pkey_index": "the connection manager takes the partition key of the network interface that "
     "has the local address. Choose the address, with host",
-    "flow_control": "a datagram socket has no connection, and no peer that could receive it",
 }
 """The same for datagram sockets."""
 
@@ -71,8 +70,6 @@ DECIDED_LATER = {
     "path_mtu": "connect_to() takes it",
     "service_level": "connect_to() takes it",
     "tos": "connect_to() takes it, as traffic_class",
-    "flow_control": "it is a field of the connection manager's request, and no attribute of queue "
-    "pairs",
 }
 """The same for queue pairs without the connection manager."""
 
@@ -93,39 +90,28 @@ packets. Each factor of two between two values of ack_timeout is divided by them
 
 _MOST_ACK_TIMEOUT = 31
 
-_FLAGS = ("flow_control",)
+_RETRIES = ("retry_count", "ack_timeout")
+"""Options that `peer_timeout` chooses."""
+
+_FLAGS = ("reuse_address",)
 """Options that are True or False."""
 
 
 class ConnectionKeywords(TypedDict, total=False):
-    """The keyword arguments of `connect` and `listen`. ConnectionOptions describes them."""
+    """The options that are also keyword arguments of `connect`, `listen` and the other functions
+    that open connections. ConnectionOptions describes them."""
 
     receive_buffers: int
     receive_size: int
-    max_send_wr: int
-    max_recv_wr: int
-    max_send_sge: int
-    max_recv_sge: int
-    max_inline_data: int
-    responder_resources: int
-    initiator_depth: int
-    retry_count: int
-    rnr_retry_count: int
-    ack_timeout: int
-    min_rnr_timer: int
-    tos: int | None
-    linger: float
-    flush_timeout: float
     peer_timeout: float | None
     keepalive: float | None
-    comp_vector: int
-    cqe: int | None
-    flow_control: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """The options of a connection.
+    """The options of a connection: `options=` of `connect`, `listen` and the other functions that
+    open connections. Those that most programs set are also keyword arguments, which take precedence
+    over these: receive_buffers, receive_size, peer_timeout and keepalive.
 
     Attributes:
         receive_buffers: number of receives that aiordma posts from a pool, so that messages can
@@ -194,10 +180,8 @@ class ConnectionOptions:
             max_send_wr and the receives. If all entries of the queues of this size and vector are
             reserved, another queue is created. So a connection has a queue of its own if cqe is
             exactly this number. Each wake-up of the event loop polls every queue, so use few.
-        flow_control: whether to report to the peer that this device has end-to-end flow control.
-            The connection manager only passes it to the peer's program
-            (`ConnectionRequest.parameters`), and configures nothing. iWARP does not carry it.
-            Queue pairs without the connection manager do not have this option.
+        reuse_address: with a port in `source` of `connect`: share it with other connections that
+            also set this.
 
     Raises:
         TypeError, ValueError: an option has an unsuitable type or is out of range; the message
@@ -224,7 +208,7 @@ class ConnectionOptions:
     keepalive: float | None = None
     comp_vector: int = 0
     cqe: int | None = None
-    flow_control: bool = True
+    reuse_address: bool = False
 
     def __post_init__(self) -> None:
         for name, default in _DEFAULTS.items():
@@ -245,7 +229,7 @@ class ConnectionOptions:
         Raises:
             ValueError: they are also given.
         """
-        for name, chosen in zip(("retry_count", "ack_timeout"), _retries(seconds), strict=True):
+        for name, chosen in zip(_RETRIES, _retries(seconds), strict=True):
             value = getattr(self, name)
             # dataclasses.replace() passes the values that were chosen before.
             if value not in (type(self).__dataclass_fields__[name].default, chosen):
@@ -270,6 +254,42 @@ class ConnectionOptions:
             _checked(name, value, call.__name__)
         return cls(**keywords)
 
+    @classmethod
+    def _chosen(
+        cls,
+        call: Callable[..., object],
+        options: Self | None,
+        keywords: ConnectionKeywords,
+        default: Self | None = None,
+    ) -> Self:
+        """Return the options from a function's arguments; `default` is in place of options=None.
+
+        Raises:
+            TypeError: `options` is not a ConnectionOptions; a keyword is unknown, and the message
+                has the nearest name, or names `options`; or an option is not a number.
+            ValueError: an option is out of range.
+        """
+        if options is not None and not isinstance(options, cls):
+            raise wrong_type(options, "options", "a ConnectionOptions, or None", call.__name__)
+        given: dict[str, Any] = {**keywords}
+        for name, value in given.items():
+            if name in _DEFAULTS and name not in ConnectionKeywords.__annotations__:
+                raise TypeError(
+                    f"{call.__name__}() has no parameter {name!r}: give it as "
+                    f"options=ConnectionOptions({name}={value!r})"
+                )
+            if name not in _DEFAULTS:
+                raise unknown_parameter(name, call, _DEFAULTS)
+            _checked(name, value, call.__name__)
+        base = options or default
+        if base is None:
+            return cls(**given)
+        if not given:
+            return base
+        if "peer_timeout" in given and base.peer_timeout is not None:
+            given = {each: _DEFAULTS[each] for each in _RETRIES} | given
+        return replace(base, **given)
+
     @property
     def receive_queue(self) -> int:
         """The depth of the receive queue."""
@@ -286,8 +306,11 @@ _DEFAULTS: dict[str, Any] = {
 def unknown_parameter(name: str, call: Callable[..., object], options: Iterable[str]) -> TypeError:
     """Return the error for a keyword argument that a function does not have. It has the nearest
     name of the function's parameters and options."""
-    known = {*options, *inspect.signature(call).parameters} - {"self", "options"}
-    return TypeError(f"{call.__name__}() has no parameter {name!r}: {nearest(name, known)}")
+    own = inspect.signature(call).parameters.values()
+    known = {*options, *(each.name for each in own if each.kind is not each.VAR_KEYWORD)}
+    return TypeError(
+        f"{call.__name__}() has no parameter {name!r}: {nearest(name, known - {'self'})}"
+    )
 
 
 def _retries(seconds: float) -> tuple[int, int]:

@@ -176,14 +176,17 @@ class ConnectionRequest:
         *,
         private_data: bytes = b"",
         domain: DomainArgument = None,
-        **options: Unpack[ConnectionKeywords],
+        options: ConnectionOptions | None = None,
+        **keywords: Unpack[ConnectionKeywords],
     ) -> Connection:
         """Accept the peer, and return the established connection.
 
         Args:
             private_data: up to 196 bytes for the peer's program.
             domain: as of `connect`, for this peer; None: the listener's.
-            options: replace the listener's options (except `tos`, which cannot change any more).
+            options: in place of the listener's (except `tos`, which cannot change any more); None:
+                the listener's.
+            receive_buffers, receive_size, peer_timeout, keepalive: in place of those of `options`.
 
         Raises:
             RdmaConnectionError: the peer has withdrawn or reset its connection, or did not finish
@@ -205,7 +208,7 @@ class ConnectionRequest:
             private_data, MAX_ACCEPT_PRIVATE_DATA, "an accept", "accept"
         )
         accept = ConnectionRequest.accept
-        chosen = ConnectionOptions._of(accept, options) if options else self._options
+        chosen = ConnectionOptions._chosen(accept, options, keywords, self._options)
         connection = await self._prepare(chosen, self._choice(domain, "accept"))
         await connection._establish(private_data)
         return connection
@@ -213,7 +216,11 @@ class ConnectionRequest:
     @refuses(DECIDED_BY_CM)
     @opens
     async def prepare(
-        self, *, domain: DomainArgument = None, **options: Unpack[ConnectionKeywords]
+        self,
+        *,
+        domain: DomainArgument = None,
+        options: ConnectionOptions | None = None,
+        **keywords: Unpack[ConnectionKeywords],
     ) -> Connection:
         """Create the connection with its queue pair, and do not accept yet. Post receives on it,
         then accept with its `establish`.
@@ -230,14 +237,14 @@ class ConnectionRequest:
         at most until its own connect times out.
 
         Args:
-            domain, options: as of `accept`.
+            domain, options, receive_buffers, receive_size, peer_timeout, keepalive: as of `accept`.
 
         Raises: as `ConnectionRequest.accept`.
 
         Cancellation: the peer is rejected, and nothing is left.
         """
         prepare = ConnectionRequest.prepare
-        chosen = ConnectionOptions._of(prepare, options) if options else self._options
+        chosen = ConnectionOptions._chosen(prepare, options, keywords, self._options)
         return await self._prepare(chosen, self._choice(domain, "prepare"))
 
     def _choice(self, domain: DomainArgument, call: str) -> DomainChoice:

@@ -102,10 +102,10 @@ async def connect(
     source: tuple[str, int] | None = None,
     timeout: float | None = 30.0,
     device: str = "auto",
-    reuse_address: bool = False,
     shared_receive: SharedReceiveQueue | None = None,
     domain: DomainArgument = None,
-    **options: Unpack[ConnectionKeywords],
+    options: ConnectionOptions | None = None,
+    **keywords: Unpack[ConnectionKeywords],
 ) -> Connection:
     """Connect to a listening peer over RDMA. Await the call, or enter it with `async with`.
 
@@ -125,13 +125,12 @@ async def connect(
             device "software". A name ("mlx5_0") requires that device, "rdma" any real RDMA device,
             and "infiniband", "roce" or "iwarp" a real device of that kind. The environment variable
             AIORDMA_DEVICE, if set, replaces "auto".
-        reuse_address: with a source port: share it with other connections that also set this.
         shared_receive: take receives from this queue; the receive_* options then have no effect.
             None: the connection has receives of its own.
         domain: the protection domain: None shares one with everything else on this event loop and
             device, "each" makes one for this connection alone, and a Domain of `open_domain` is
             used with its device. A peer cannot access memory of another domain.
-        options: see ConnectionOptions.
+        receive_buffers, receive_size, peer_timeout, keepalive, options: see ConnectionOptions.
 
     Raises:
         AddressError, RouteError, RejectedError, UnreachableError, ConnectTimeoutError: a step
@@ -155,11 +154,11 @@ async def connect(
     private_data = check_private_data(
         private_data, MAX_CONNECT_PRIVATE_DATA, "a connection request", "connect"
     )
-    chosen = ConnectionOptions._of(connect, options)
+    chosen = ConnectionOptions._chosen(connect, options, keywords)
 
     def begin() -> _Attempt:
         attempt = _Attempt("connect", host, port, chosen, timeout)
-        attempt.take(source, reuse_address, shared_receive)
+        attempt.take(source, shared_receive)
         attempt.choose(device, domain)
         return attempt
 
@@ -212,10 +211,10 @@ async def prepare_connection(
     source: tuple[str, int] | None = None,
     timeout: float | None = 30.0,
     device: str = "auto",
-    reuse_address: bool = False,
     shared_receive: SharedReceiveQueue | None = None,
     domain: DomainArgument = None,
-    **options: Unpack[ConnectionKeywords],
+    options: ConnectionOptions | None = None,
+    **keywords: Unpack[ConnectionKeywords],
 ) -> Connection:
     """Create the connection with its queue pair, and do not connect yet. Post receives on it, then
     connect with its `establish`. Use this if the peer sends first, and you post the receives.
@@ -227,8 +226,8 @@ async def prepare_connection(
     Args:
         host: as of `connect`. The connection has the first address of a name whose address, route
             and queue pair succeed. If its `establish` fails, no other address is tried.
-        port, source, device, reuse_address, shared_receive, domain, options: as of
-            `connect`.
+        port, source, device, shared_receive, domain, receive_buffers, receive_size, peer_timeout,
+            keepalive, options: as of `connect`.
         timeout: seconds for the address, the route and the queue pair together, and again for
             `establish`; None: no limit. Each address of a name gets an equal part of what remains.
 
@@ -247,11 +246,11 @@ async def prepare_connection(
 
     Cancellation: nothing is left, and the peer was not contacted.
     """
-    chosen = ConnectionOptions._of(prepare_connection, options)
+    chosen = ConnectionOptions._chosen(prepare_connection, options, keywords)
 
     def begin() -> _Attempt:
         attempt = _Attempt("prepare_connection", host, port, chosen, timeout)
-        attempt.take(source, reuse_address, shared_receive)
+        attempt.take(source, shared_receive)
         attempt.choose(device, domain)
         return attempt
 
@@ -293,7 +292,7 @@ class PeerAddresses:
     ) -> None:
         def begin() -> _Attempt:
             attempt = _Attempt(call, host, port, options, timeout)
-            attempt.take(source, False, None)
+            attempt.take(source, None)
             attempt.choose(device, None)
             return attempt
 
@@ -379,7 +378,6 @@ class _Attempt:
         self.target = f"{host}:{port}"
         self.options = options
         self.source: tuple[str, int] | None = None
-        self.reuse_address = False
         self.shared_receive: SharedReceiveEndpoint | None = None
         self.step = "looking up the name"
         self._has_asked = False  # the peer may have the request
@@ -404,12 +402,10 @@ class _Attempt:
     def take(
         self,
         source: tuple[str, int] | None,
-        reuse_address: bool,
         shared_receive: SharedReceiveQueue | None,
     ) -> None:
         """Check and set the optional arguments."""
         self.source = checked_source(source, "source", self._call)
-        self.reuse_address = reuse_address
         if shared_receive is not None:
             instance(shared_receive, "shared_receive", SharedReceiveQueue, self._call)
             self.shared_receive = shared_receive._endpoint
@@ -521,7 +517,7 @@ class _Attempt:
         identifier.set_ack_timeout(self.options.ack_timeout)
         if self.options.tos is not None:
             identifier.set_tos(self.options.tos)
-        if self.reuse_address:
+        if self.options.reuse_address:
             identifier.set_reuse_address(True)
         self.step = "resolving the address"
         timeout_ms = milliseconds(self.timeout)
@@ -707,7 +703,6 @@ def parameters(options: ConnectionOptions, private_data: bytes) -> ConnectionPar
         initiator_depth=options.initiator_depth,
         retry_count=options.retry_count,
         rnr_retry_count=options.rnr_retry_count,
-        flow_control=options.flow_control,
     )
 
 

@@ -86,7 +86,8 @@ async def listen(
     ipv6_only: bool | None = None,
     shared_receive: SharedReceiveQueue | int | None = None,
     domain: DomainArgument = None,
-    **options: Unpack[ConnectionKeywords],
+    options: ConnectionOptions | None = None,
+    **keywords: Unpack[ConnectionKeywords],
 ) -> "Listener":
     """Listen for connections. Await the call, or enter it with `async with`.
 
@@ -116,7 +117,8 @@ async def listen(
             else on this event loop and device. "each" makes one for each connection, so that no
             peer can access memory that is registered for another one. With a Domain of
             `open_domain`, the listener accepts on the domain's device only.
-        options: the options of every accepted connection: see ConnectionOptions.
+        receive_buffers, receive_size, peer_timeout, keepalive, options: of every accepted
+            connection: see ConnectionOptions.
 
     Raises:
         NoDeviceError: a real device is required by name, and there is no such device.
@@ -134,7 +136,7 @@ async def listen(
     """
     return await listen_with(
         "listen",
-        ConnectionOptions._of(listen, options),
+        ConnectionOptions._chosen(listen, options, keywords),
         host,
         port,
         backlog=backlog,
@@ -169,7 +171,7 @@ async def listen_with(
     if ipv6_only is not None and ":" not in host:
         raise ValueError(f"{call}(): ipv6_only={ipv6_only}: {host!r} is no numeric IPv6 address")
     # Check the arguments before anything is opened.
-    choice = ListenerReceives(shared_receive, options, domain).domain
+    choice = ListenerReceives(shared_receive, options, domain, call).domain
     requirement = choice.requirement(device)
     choice.require_usable()
     if requirement.name is not None:

@@ -19,7 +19,7 @@ from aiordma._base.errors import (
     detached,
     leaf_errors,
 )
-from aiordma._base.options import ConnectionKeywords
+from aiordma._base.options import ConnectionKeywords, ConnectionOptions
 from aiordma._base.socket_address import address_text
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import connect
@@ -42,9 +42,9 @@ class ConnectKeywords(ConnectionKeywords, total=False):
     source: tuple[str, int] | None
     timeout: float | None
     device: str
-    reuse_address: bool
     shared_receive: SharedReceiveQueue | None
     domain: DomainArgument
+    options: ConnectionOptions | None
 
 
 def reconnecting(

@@ -141,6 +141,7 @@ class ListenerReceives:
         shared_receive: SharedReceiveQueue | int | None,
         options: ConnectionOptions,
         domain: DomainArgument = None,
+        call: str = "listen",
     ) -> None:
         self._given: SharedReceiveEndpoint | None = None
         self._settings: SharedReceiveSettings | None = None
@@ -159,7 +160,7 @@ class ListenerReceives:
                 options.comp_vector,
                 options.cqe,
             )
-        self.domain: DomainChoice = self.choice(domain, "listen")
+        self.domain: DomainChoice = self.choice(domain, call)
         self._made: dict[ProtectionDomain, SharedReceiveEndpoint] = {}
         self._making = anyio.Lock(fast_acquire=True)
         self._closed = False

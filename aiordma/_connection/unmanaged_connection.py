@@ -83,7 +83,8 @@ async def open_queue_pair(
     pkey_index: int = 0,
     shared_receive: SharedReceiveQueue | None = None,
     domain: DomainArgument = None,
-    **options: Unpack[ConnectionKeywords],
+    options: ConnectionOptions | None = None,
+    **keywords: Unpack[ConnectionKeywords],
 ) -> "UnmanagedConnection":
     """Create a queue pair on a device, to be connected by `UnmanagedConnection.connect_to`.
 
@@ -110,7 +111,8 @@ async def open_queue_pair(
         shared_receive: take receives from this queue; the receive_* options then have no effect.
             None: the queue pair has receives of its own.
         domain: the protection domain, as of `connect`.
-        options: see ConnectionOptions, and the differences above.
+        receive_buffers, receive_size, peer_timeout, keepalive, options: see ConnectionOptions, and
+            the differences above.
 
     Raises:
         NoDeviceError: there is no such device.
@@ -142,7 +144,9 @@ async def open_queue_pair(
     choice = DomainChoice(domain, call, None if shared is None else (shared.domain_state,))
     choice.requirement(device)
     choice.require_usable()
-    chosen = ConnectionOptions._of(open_queue_pair, options)
+    chosen = ConnectionOptions._chosen(open_queue_pair, options, keywords)
+    if chosen.tos is not None:
+        raise ValueError(f"{call}(): options has tos={chosen.tos}: {DECIDED_LATER['tos']}")
     with required_device(device) as provider:
         reactor = await reactor_of(provider)
     hub = await reactor.hub_of(device)

@@ -1,6 +1,7 @@
 """open_datagram(): a datagram socket at a port of a local address."""
 
 import ipaddress
+from dataclasses import fields
 
 from aiordma._base.arguments import whole_number
 from aiordma._base.connection_parameters import (
@@ -28,6 +29,19 @@ from aiordma.verbs.address import MOST_GID_INDEX, MOST_SERVICE_LEVEL
 
 __all__ = ("open_datagram",)
 
+_EFFECTIVE = (
+    "receive_buffers",
+    "max_send_wr",
+    "max_recv_wr",
+    "max_send_sge",
+    "max_recv_sge",
+    "max_inline_data",
+    "comp_vector",
+    "cqe",
+    "flush_timeout",
+)
+"""The options that a datagram socket has."""
+
 
 @refuses(DECIDED_FOR_DATAGRAMS)
 @opens
@@ -36,20 +50,14 @@ async def open_datagram(
     port: int = 0,
     *,
     device: str = "auto",
-    receive_buffers: int = 64,
-    max_recv_wr: int = 64,
-    max_send_wr: int = 64,
-    max_send_sge: int = 4,
-    max_recv_sge: int = 4,
-    max_inline_data: int = 64,
-    comp_vector: int = 0,
-    cqe: int | None = None,
+    receive_buffers: int | None = None,
     gid_index: int | None = None,
     service_level: int | None = None,
     most_handles: int = 256,
     qkey: int = UDP_QKEY,
     private_data: bytes = b"",
     domain: DomainArgument = None,
+    options: ConnectionOptions | None = None,
 ) -> Datagram:
     """Open a datagram socket: one UD queue pair at a port of a local address.
 
@@ -64,18 +72,7 @@ async def open_datagram(
             "software"; or the name or the class of the device, as of `connect`.
         receive_buffers: the number of receives that are posted for you. If a datagram arrives while
             all of them hold datagrams that you have not received, it is silently dropped. 0: you
-            post receives with `post_recv`.
-        max_recv_wr: the maximum number of receives that you may post.
-        max_send_wr: the maximum number of sends in flight. Beyond it, `post_ud_send` raises
-            QueueFullError, and `send` waits.
-        max_send_sge: the maximum number of parts that one datagram is gathered from.
-        max_recv_sge: the maximum number of parts that one datagram is scattered to, without its
-            header.
-        max_inline_data: datagrams up to this length, in bytes, are copied at the post.
-        comp_vector: the completion vector (interrupt) of the socket's completion queue, as of
-            ConnectionOptions.
-        cqe: entries of that completion queue, as of ConnectionOptions; None: the default
-            size, or what the depths need if that is more.
+            post receives with `post_recv`. None: that of `options`, or 64 without them.
         gid_index: the index of the local GID, which is `Datagram.gid`, and the source of datagrams
             to peers of `resolve` and `peer`; None: the GID of the address `host` (on RoCE, of
             version 2). The source of a reply to `message.source` is the GID that the message was
@@ -95,6 +92,9 @@ async def open_datagram(
         domain: the protection domain: None shares one with everything else on this event loop and
             device, "each" makes one for this socket alone, and a Domain of `open_domain` is used
             with its device.
+        options: max_recv_wr, max_send_wr, max_recv_sge (without the header), max_send_sge,
+            max_inline_data, comp_vector, cqe and flush_timeout: see ConnectionOptions. None: the
+            defaults, with 4 for both max_*_sge.
 
     Raises:
         NotSupportedError: the device does not support datagrams.
@@ -113,17 +113,12 @@ async def open_datagram(
     """
     call = "open_datagram"
     host, port = checked_host(host, "host", call), checked_port(port, "port", call)
-    sizes = ConnectionKeywords(
-        receive_buffers=receive_buffers,
-        max_recv_wr=max_recv_wr,
-        max_send_wr=max_send_wr,
-        max_send_sge=max_send_sge,
-        max_recv_sge=max_recv_sge,
-        max_inline_data=max_inline_data,
-        comp_vector=comp_vector,
-        cqe=cqe,
-    )
-    options = ConnectionOptions._of(open_datagram, sizes)
+    given = ConnectionKeywords()
+    if receive_buffers is not None:
+        given["receive_buffers"] = receive_buffers
+    default = ConnectionOptions(receive_buffers=64, max_send_sge=4, max_recv_sge=4)
+    chosen = ConnectionOptions._chosen(open_datagram, options, given, default)
+    _check_effect(chosen, call)
     private_data = check_private_data(
         private_data,
         MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
@@ -152,7 +147,7 @@ async def open_datagram(
             numeric,
             port,
             requirement,
-            options,
+            chosen,
             private_data,
             most_handles,
             choice,
@@ -165,6 +160,17 @@ async def open_datagram(
             raise
 
     return await with_device(requirement, numeric, attempt)
+
+
+def _check_effect(options: ConnectionOptions, call: str) -> None:
+    """Refuse options that have no effect on a datagram socket."""
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if each.name not in _EFFECTIVE and value != each.default:
+            raise ValueError(
+                f"{call}(): options has {each.name}={value!r}: datagram sockets have only "
+                f"{', '.join(_EFFECTIVE)}"
+            )
 
 
 async def _bound(

@@ -8,6 +8,7 @@ import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from mmap import mmap
 from typing import Any
@@ -17,7 +18,7 @@ import anyio.abc
 
 from aiordma import (
     Connection,
-    ConnectionKeywords,
+    ConnectionOptions,
     Datagram,
     LocalMemory,
     MemorySlice,
@@ -106,10 +107,10 @@ async def measure(
         else:
             options = _options(work)
             if conditions.tos is not None:
-                options["tos"] = conditions.tos
+                options = replace(options, tos=conditions.tos)
             connections = [
                 await stack.enter_async_context(
-                    connect(host, port, device=device, private_data=work.pack(), **options)
+                    connect(host, port, device=device, private_data=work.pack(), options=options)
                 )
                 for _ in range(conditions.queue_pairs)
             ]
@@ -159,11 +160,9 @@ async def _drive(drives: list[Drive], until: int, meter: Meter) -> None:
             group.start_soon(drive, until, meter)
 
 
-def _options(work: Workload) -> ConnectionKeywords:
+def _options(work: Workload) -> ConnectionOptions:
     options = _sizes(work)
-    if work.inline is not None:
-        options["max_inline_data"] = work.inline
-    return options
+    return options if work.inline is None else replace(options, max_inline_data=work.inline)
 
 
 def _open_datagrams(
@@ -172,17 +171,19 @@ def _open_datagrams(
     return open_datagram(
         _address_towards(host),
         device=device,
-        receive_buffers=256,
-        max_inline_data=DATAGRAM_INLINE if work.inline is None else work.inline,
+        options=ConnectionOptions(
+            receive_buffers=256,
+            max_inline_data=DATAGRAM_INLINE if work.inline is None else work.inline,
+        ),
         gid_index=conditions.gid_index,
         service_level=conditions.service_level,
     )
 
 
-def _sizes(work: Workload) -> ConnectionKeywords:
+def _sizes(work: Workload) -> ConnectionOptions:
     depth = work.depth
     if work.is_one_sided:
-        return ConnectionKeywords(
+        return ConnectionOptions(
             receive_buffers=2,
             receive_size=64,
             max_send_wr=max(2, depth),
@@ -190,13 +191,13 @@ def _sizes(work: Workload) -> ConnectionKeywords:
             max_recv_sge=1,
         )
     if work.operation == "messages":
-        return ConnectionKeywords(
+        return ConnectionOptions(
             receive_buffers=2 * depth + 2, receive_size=work.size, max_send_wr=depth + 1
         )
     receives = depth if work.operation == "echo" else 1
     if work.both:
         receives = max(BOTH_RECEIVES, 2 * depth)
-    return ConnectionKeywords(
+    return ConnectionOptions(
         receive_buffers=0,
         max_recv_wr=receives,
         max_send_wr=depth + 1,

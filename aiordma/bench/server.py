@@ -4,6 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from mmap import mmap
 
 import anyio
@@ -11,7 +12,7 @@ import anyio
 from aiordma import (
     Access,
     Connection,
-    ConnectionKeywords,
+    ConnectionOptions,
     ConnectionRequest,
     Datagram,
     DisconnectedError,
@@ -72,7 +73,7 @@ async def _serve_one(request: ConnectionRequest) -> None:
     try:
         work = _wanted(request.private_data)
         name = work.name
-        async with request.accept(**_options(work)) as connection:
+        async with request.accept(options=_options(work)) as connection:
             if work.is_one_sided:
                 await _offer_memory(connection, work)
             elif work.operation == "echo":
@@ -129,19 +130,17 @@ def _memory(work: Workload) -> int:
     return work.size
 
 
-def _options(work: Workload) -> ConnectionKeywords:
+def _options(work: Workload) -> ConnectionOptions:
     options = _sizes(work)
-    if work.inline is not None:
-        options["max_inline_data"] = work.inline
-    return options
+    return options if work.inline is None else replace(options, max_inline_data=work.inline)
 
 
-def _sizes(work: Workload) -> ConnectionKeywords:
+def _sizes(work: Workload) -> ConnectionOptions:
     depth = work.depth
     if work.is_one_sided:
-        return ConnectionKeywords(receive_buffers=2, receive_size=64, max_send_wr=2)
+        return ConnectionOptions(receive_buffers=2, receive_size=64, max_send_wr=2)
     if work.operation == "echo":
-        return ConnectionKeywords(
+        return ConnectionOptions(
             receive_buffers=0,
             max_recv_wr=_echo_receives(depth),
             max_send_wr=depth + 1,
@@ -149,14 +148,14 @@ def _sizes(work: Workload) -> ConnectionKeywords:
             max_recv_sge=1,
         )
     if work.operation == "messages":
-        return ConnectionKeywords(
+        return ConnectionOptions(
             receive_buffers=_message_receives(depth), receive_size=work.size, max_send_wr=depth + 1
         )
     if work.operation == "views":
-        return ConnectionKeywords(
+        return ConnectionOptions(
             receive_buffers=_view_receives(work), receive_size=work.size, max_send_wr=2
         )
-    return ConnectionKeywords(
+    return ConnectionOptions(
         receive_buffers=0,
         max_recv_wr=_taken_receives(depth),
         max_send_wr=depth + 1 if work.both else 2,

@@ -9,7 +9,7 @@ import anyio
 import typer
 
 import aiordma
-from aiordma import Connection, ConnectionKeywords
+from aiordma import Connection
 from aiordma.cli.options import KEEPALIVE, DeviceName, Port, check_device, finite
 from aiordma.cli.rping import MOST, OPTIONS, PORT, answer
 from aiordma.cli.rping import ping as ping_peer
@@ -108,7 +108,7 @@ async def _ping(
 ) -> None:
     check_device(device)
     started = time.perf_counter()
-    connecting = aiordma.connect(host, port, timeout=timeout, device=device, **OPTIONS)
+    connecting = aiordma.connect(host, port, timeout=timeout, device=device, options=OPTIONS)
     async with connecting as connection:
         took = time.perf_counter() - started
         print(
@@ -146,8 +146,8 @@ async def _serve(
         except (aiordma.RdmaError, anyio.BrokenResourceError) as error:
             print(f"{connection.peer_address}: {error}", flush=True)
 
-    options: ConnectionKeywords = {**OPTIONS, "keepalive": KEEPALIVE}
-    async with aiordma.listen(host, port, device=device, **options) as listener:
+    listening = aiordma.listen(host, port, device=device, options=OPTIONS, keepalive=KEEPALIVE)
+    async with listening as listener:
         print(f"listening on {host}:{listener.port}", flush=True)
         if persistent:
             await listener.serve(serve_and_report)

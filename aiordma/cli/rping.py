@@ -14,7 +14,7 @@ from collections.abc import Callable
 import anyio
 
 import aiordma
-from aiordma import Access, Connection, ConnectionKeywords, RemoteMemory
+from aiordma import Access, Connection, ConnectionOptions, RemoteMemory
 
 __all__ = (
     "DESCRIPTION",
@@ -40,7 +40,7 @@ DESCRIPTION = struct.Struct("!QII")
 GO_AHEAD = bytes(DESCRIPTION.size)
 CHARACTERS = bytes(range(ord("A"), ord("z") + 1))
 
-OPTIONS = ConnectionKeywords(
+OPTIONS = ConnectionOptions(
     receive_buffers=2,
     receive_size=DESCRIPTION.size,
     max_send_wr=16,

@@ -25,7 +25,7 @@ from aiordma._base.errors import (
     is_backlog_full,
 )
 from aiordma._base.opening import opens
-from aiordma._base.options import ConnectionKeywords, ConnectionOptions, unknown_parameter
+from aiordma._base.options import ConnectionOptions, unknown_parameter
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
@@ -124,7 +124,7 @@ class StreamSettings:
             others.pop("queue_depth", QUEUE_DEPTH), "queue_depth", _LEAST_DEPTH, CREDIT_LIMIT, call
         )
         # What the protocol needs: own receives, retries without limit where the peer has none.
-        needed: ConnectionKeywords = {
+        needed: dict[str, object] = {
             "receive_buffers": 0,
             "max_recv_wr": depth,
             "max_send_wr": depth + CONTROL_SLOTS,

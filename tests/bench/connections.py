@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from aiordma import Connection, MemorySlice, connect
+from aiordma import Connection, ConnectionOptions, MemorySlice, connect
 from aiordma.bench.loops import run
 from aiordma.bench.processes import Ports
 from aiordma.bench.workload import Workload
@@ -270,10 +270,9 @@ class _Many:
                     device=here.device,
                     private_data=work.pack(),
                     receive_buffers=0,
-                    max_recv_wr=depth,
-                    max_send_wr=depth + 1,
-                    max_send_sge=1,
-                    max_recv_sge=1,
+                    options=ConnectionOptions(
+                        max_recv_wr=depth, max_send_wr=depth + 1, max_send_sge=1, max_recv_sge=1
+                    ),
                 )
                 return await stack.enter_async_context(connection)
 

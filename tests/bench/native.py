@@ -14,7 +14,15 @@ from typing import Any
 
 import anyio
 
-from aiordma import Connection, MemorySlice, RemoteMemory, TracedRequest, connect, trace
+from aiordma import (
+    Connection,
+    ConnectionOptions,
+    MemorySlice,
+    RemoteMemory,
+    TracedRequest,
+    connect,
+    trace,
+)
 from aiordma.bench.loops import run
 from aiordma.bench.workload import Workload
 
@@ -191,7 +199,7 @@ def _on_instant(here: Candidates, job: Job) -> Reading:
             port,
             device=here.device,
             private_data=work.pack(),
-            max_send_wr=WINDOW,
+            options=ConnectionOptions(max_send_wr=WINDOW),
             receive_buffers=2,
             receive_size=64,
         ) as connection:

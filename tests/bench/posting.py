@@ -11,6 +11,7 @@ import anyio
 from aiordma import (
     Access,
     Connection,
+    ConnectionOptions,
     Datagram,
     DatagramMessage,
     RemoteMemory,
@@ -137,10 +138,9 @@ async def _connected(
         here.ports("auto", True).rdma,
         device=here.device,
         private_data=Workload("write", SIZE, WINDOW).pack(),
-        max_send_wr=WINDOW,
-        max_recv_wr=WINDOW,
-        max_send_sge=MOST_PARTS,
-        max_recv_sge=MOST_PARTS,
+        options=ConnectionOptions(
+            max_send_wr=WINDOW, max_recv_wr=WINDOW, max_send_sge=MOST_PARTS, max_recv_sge=MOST_PARTS
+        ),
         receive_buffers=receive_buffers,
         receive_size=64,
     ) as connection:
@@ -396,8 +396,7 @@ async def _datagrams(
     options: Any = {
         "device": here.device,
         "receive_buffers": 0,
-        "max_send_wr": WINDOW,
-        "max_recv_wr": WINDOW,
+        "options": ConnectionOptions(max_send_wr=WINDOW, max_recv_wr=WINDOW),
     }
     async with await open_datagram(here.host, **options) as datagram:
         if is_receive:
@@ -427,7 +426,10 @@ async def _received_datagrams(
         sockets = [
             await stack.enter_async_context(
                 await open_datagram(
-                    here.host, device=here.device, receive_buffers=WINDOW, max_send_wr=WINDOW
+                    here.host,
+                    device=here.device,
+                    receive_buffers=WINDOW,
+                    options=ConnectionOptions(max_send_wr=WINDOW),
                 )
             )
             for _ in range(1 + senders)

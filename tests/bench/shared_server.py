@@ -16,6 +16,7 @@ from anyio.lowlevel import checkpoint
 
 from aiordma import (
     Connection,
+    ConnectionOptions,
     DisconnectedError,
     Listener,
     RdmaConnectionError,
@@ -43,9 +44,7 @@ async def serve(host: str, device: str) -> None:
             0,
             device=device,
             shared_receive=shared,
-            max_send_wr=CHAIN,
-            max_send_sge=1,
-            max_recv_sge=1,
+            options=ConnectionOptions(max_send_wr=CHAIN, max_send_sge=1, max_recv_sge=1),
         ) as listener,
         anyio.create_task_group() as group,
     ):

@@ -3,6 +3,7 @@ after how many seconds the connections ended. It ends itself after LIMIT seconds
 each of its tasks and threads hangs."""
 
 import asyncio
+import dataclasses
 import faulthandler
 import json
 import sys
@@ -115,24 +116,31 @@ async def _connected(
 
 
 async def _run(
-    server: str, client: str, cut: str, mend: str, slow: str, options: dict[str, Any]
+    server: str, client: str, cut: str, mend: str, slow: str, options: aiordma.ConnectionOptions
 ) -> Found:
     remote = aiordma.Access.REMOTE_READ | aiordma.Access.REMOTE_WRITE
     async with (
-        aiordma.listen(server, 0, **options) as listener,
-        aiordma.listen(server, 0, keepalive=KEEPALIVE, **options) as probing,
+        aiordma.listen(server, 0, options=options) as listener,
+        aiordma.listen(server, 0, keepalive=KEEPALIVE, options=options) as probing,
     ):
         # A connection for each, as the end of one ends the others on it.
-        pairs = [await _connected(listener, server, client, **options) for _ in range(3)]
-        pairs.append(await _connected(listener, server, client, max_send_wr=HALF_DEPTH, **options))
+        pairs = [await _connected(listener, server, client, options=options) for _ in range(3)]
+        pairs.append(
+            await _connected(
+                listener,
+                server,
+                client,
+                options=dataclasses.replace(options, max_send_wr=HALF_DEPTH),
+            )
+        )
         memory = [each.register(bytearray(LONG), remote).remote() for _, each in pairs]
         (read, _), (send, _), (write, _), (half, _) = pairs
         idle = {
             "IDLE CLIENT": await _connected(
-                listener, server, client, keepalive=KEEPALIVE, **options
+                listener, server, client, keepalive=KEEPALIVE, options=options
             ),
-            "IDLE SERVER": (await _connected(probing, server, client, **options))[::-1],
-            "NO KEEPALIVE": await _connected(listener, server, client, **options),
+            "IDLE SERVER": (await _connected(probing, server, client, options=options))[::-1],
+            "NO KEEPALIVE": await _connected(listener, server, client, options=options),
         }
         pairs += idle.values()
         watched: dict[str, tuple[aiordma.Connection, aiordma.WorkRequest | None]] = {}
@@ -144,7 +152,7 @@ async def _run(
         await anyio.run_process(["sh", "-ec", cut])
         watch = _Watch()
         try:
-            if options.get("initiator_depth", 1):
+            if options.initiator_depth:
                 watched["READ"] = read, read.post_read(memory[0][:64], bytearray(64))
             watched["SEND"] = send, send.post_send(b"into the void")
             watched["WRITE"] = write, write.post_write(b"", memory[2][:0])
@@ -222,7 +230,8 @@ def main(
         slow: another, to make it so slow that a READ can be cut half way; "" for no such READ.
         options: of all connections, as JSON. With an initiator_depth of 0 there are no READs.
     """
-    _run_bounded(partial(_run, server, client, cut, mend, slow, json.loads(options)))
+    chosen = aiordma.ConnectionOptions(**json.loads(options))
+    _run_bounded(partial(_run, server, client, cut, mend, slow, chosen))
 
 
 if __name__ == "__main__":

@@ -57,7 +57,11 @@ async def end_under_writes(
         how many WRITEs succeeded, and how many bytes are wrong: those that arrived after the end,
         and those beside the granted ones.
     """
-    small = {"receive_buffers": 1, "receive_size": 64, "max_send_wr": 8}
+    small = {
+        "receive_buffers": 1,
+        "receive_size": 64,
+        "options": aiordma.ConnectionOptions(max_send_wr=8),
+    }
     client, server = await connect_to(listener, ADDRESS, **small)
     written: list[int] = []
 

@@ -171,8 +171,7 @@ class Victim:
             ADDRESS,
             self.listener.port,
             receive_buffers=0,
-            max_recv_wr=2 * CREDITS,
-            max_send_wr=4 * CREDITS,
+            options=aiordma.ConnectionOptions(max_recv_wr=2 * CREDITS, max_send_wr=4 * CREDITS),
         ) as connection:
             access = Access.LOCAL_WRITE | Access.REMOTE_WRITE
             memory = connection.register(bytearray(RING + TABLE), access)[:]

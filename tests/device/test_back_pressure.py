@@ -4,7 +4,6 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.options import ConnectionKeywords
 from tests.device.players import OWN_RECEIVES, connected, until
 from tests.devices import ADDRESS
 from tests.internals import free_sends, hub_of, probes_of, queues_of
@@ -16,7 +15,9 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.capability("rnr")
 async def test_a_fast_sender_waits_for_a_slow_receiver_and_nothing_is_lost() -> None:
     options = {"receive_buffers": 2, "receive_size": 64}
-    async with connected(server=options, client={"max_send_wr": 8}) as (client, server):
+    async with connected(
+        server=options, client={"options": aiordma.ConnectionOptions(max_send_wr=8)}
+    ) as (client, server):
         most = 0
 
         async def send_all() -> None:
@@ -37,7 +38,10 @@ async def test_a_fast_sender_waits_for_a_slow_receiver_and_nothing_is_lost() -> 
 @pytest.mark.promise("A full queue waits or raises, and loses nothing")
 @pytest.mark.capability("rnr")
 async def test_senders_that_wait_are_served_in_their_order() -> None:
-    async with connected(client={"max_send_wr": 2}) as (client, server):
+    async with connected(client={"options": aiordma.ConnectionOptions(max_send_wr=2)}) as (
+        client,
+        server,
+    ):
         count = 0
 
         async def send_some() -> None:
@@ -57,7 +61,9 @@ async def test_senders_that_wait_are_served_in_their_order() -> None:
 @pytest.mark.capability("rnr")
 async def test_many_senders_share_the_slots_and_every_message_arrives_once() -> None:
     options = {"receive_buffers": 4}
-    async with connected(server=options, client={"max_send_wr": 4}) as (client, server):
+    async with connected(
+        server=options, client={"options": aiordma.ConnectionOptions(max_send_wr=4)}
+    ) as (client, server):
 
         async def send(number: int) -> None:
             for i in range(10):
@@ -78,7 +84,9 @@ async def test_many_senders_share_the_slots_and_every_message_arrives_once() -> 
 @pytest.mark.promise("A full queue waits or raises, and loses nothing")
 @pytest.mark.capability("rnr")
 async def test_posts_into_a_peer_without_receives_fill_the_queue_and_no_further() -> None:
-    async with connected(server=OWN_RECEIVES, client={"max_send_wr": 8}) as (client, server):
+    async with connected(
+        server=OWN_RECEIVES, client={"options": aiordma.ConnectionOptions(max_send_wr=8)}
+    ) as (client, server):
         sends = [client.post_send(b"%d" % i) for i in range(8)]
         with pytest.raises(aiordma.QueueFullError):
             client.post_send(b"one too many")
@@ -98,8 +106,8 @@ async def test_posts_into_a_peer_without_receives_fill_the_queue_and_no_further(
 @pytest.mark.promise("A full queue waits or raises, and loses nothing")
 async def test_no_completion_queue_is_overrun_by_many_deep_connections() -> None:
     """Forty connections of depth 128 both ways reserve more than one shared queue holds."""
-    options: ConnectionKeywords = {"max_send_wr": 128, "receive_buffers": 128, "receive_size": 16}
-    async with await aiordma.listen(ADDRESS, 0, **options) as listener:
+    options = aiordma.ConnectionOptions(max_send_wr=128, receive_buffers=128, receive_size=16)
+    async with await aiordma.listen(ADDRESS, 0, options=options) as listener:
         accepted: list[aiordma.Connection] = []
         ours: list[aiordma.Connection] = []
 
@@ -110,7 +118,7 @@ async def test_no_completion_queue_is_overrun_by_many_deep_connections() -> None
         async with anyio.create_task_group() as group:
             group.start_soon(accept)
             for _ in range(20):
-                ours.append(await aiordma.connect(ADDRESS, listener.port, **options))
+                ours.append(await aiordma.connect(ADDRESS, listener.port, options=options))
         hub = hub_of(ours[0])
         assert sum(queue.reserved for queue in queues_of(hub)) == 40 * (256 + probes_of(ours[0]))
         assert len(queues_of(hub)) >= 2
@@ -133,8 +141,8 @@ async def test_no_completion_queue_is_overrun_by_many_deep_connections() -> None
 
 @pytest.mark.promise("A full queue waits or raises, and loses nothing")
 async def test_concurrent_connects_reserve_exact_entries() -> None:
-    options: ConnectionKeywords = {"max_send_wr": 128, "receive_buffers": 128, "receive_size": 16}
-    async with await aiordma.listen(ADDRESS, 0, **options) as listener:
+    options = aiordma.ConnectionOptions(max_send_wr=128, receive_buffers=128, receive_size=16)
+    async with await aiordma.listen(ADDRESS, 0, options=options) as listener:
         accepted: list[aiordma.Connection] = []
         ours: list[aiordma.Connection] = []
 
@@ -142,7 +150,7 @@ async def test_concurrent_connects_reserve_exact_entries() -> None:
             accepted.append(await listener.accept())
 
         async def connect() -> None:
-            ours.append(await aiordma.connect(ADDRESS, listener.port, **options))
+            ours.append(await aiordma.connect(ADDRESS, listener.port, options=options))
 
         async with anyio.create_task_group() as group:
             for _ in range(10):

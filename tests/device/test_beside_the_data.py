@@ -228,7 +228,10 @@ async def test_an_atomic_without_permission_is_a_remote_access_error() -> None:
 @one_loop
 @atomics
 async def test_atomics_need_depth_that_was_agreed_on() -> None:
-    async with connected(client={"initiator_depth": 0}) as (client, _):
+    async with connected(client={"options": aiordma.ConnectionOptions(initiator_depth=0)}) as (
+        client,
+        _,
+    ):
         with pytest.raises(aiordma.NotSupportedError, match="initiator_depth"):
             await client.fetch_add(RemoteMemory(64, 8, 1), 1)
 

@@ -165,7 +165,7 @@ async def test_a_cancelled_send_keeps_its_copy_until_the_message_is_decided() ->
 @pytest.mark.promise("What remains after a cancellation")
 @pytest.mark.capability("rnr")
 async def test_a_cancelled_wait_for_a_slot_neither_sends_nor_leaks_it() -> None:
-    options = {"max_send_wr": 1}
+    options = {"options": aiordma.ConnectionOptions(max_send_wr=1)}
     async with connected(server=OWN_RECEIVES, client=options) as (client, server):
         endpoint = endpoint_of(client)
         first = client.post_send(b"first")

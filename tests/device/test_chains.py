@@ -59,7 +59,9 @@ async def test_a_chain_is_posted_with_one_call_and_each_request_ends(
 
 @pytest.mark.capability("rnr")  # else they end without a receive
 async def test_unsignaled_slots_are_counted_until_the_last_one_ends() -> None:
-    async with connected(client={"max_send_wr": 4}, server=OWN_RECEIVES) as (client, server):
+    async with connected(
+        client={"options": aiordma.ConnectionOptions(max_send_wr=4)}, server=OWN_RECEIVES
+    ) as (client, server):
         buffers = [bytearray(8) for _ in range(4)]
         for round_ in range(5):
             with client.chain(signal_last_only=True) as chain:

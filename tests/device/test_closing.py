@@ -85,7 +85,9 @@ async def test_closing_ends_everything_that_waits() -> None:
 
 @pytest.mark.capability("rnr")
 async def test_closing_ends_sends_under_way_and_sends_that_wait_for_a_slot() -> None:
-    async with connected(client={"max_send_wr": 1}, server=OWN_RECEIVES) as (client, _):
+    async with connected(
+        client={"options": aiordma.ConnectionOptions(max_send_wr=1)}, server=OWN_RECEIVES
+    ) as (client, _):
         sending, waiting = Outcome(), Outcome()
         async with anyio.create_task_group() as group:
             group.start_soon(sending.of, lambda: client.send(bytes(9000)))
@@ -331,14 +333,20 @@ async def test_connections_that_left_keep_one_queue(device: DeviceUnderTest) -> 
         return kernel_objects(device.name)["cq"]
 
     before, most = queues(), 1024  # so that a few connections fill a completion queue
-    async with await aiordma.listen(ADDRESS, 0, max_send_wr=most) as listener:
+    async with await aiordma.listen(
+        ADDRESS, 0, options=aiordma.ConnectionOptions(max_send_wr=most)
+    ) as listener:
         for _ in range(2):
             async with AsyncExitStack() as connections:
                 for _ in range(8):
                     async with anyio.create_task_group() as group:
 
                         async def connect() -> None:
-                            ours = await aiordma.connect(ADDRESS, listener.port, max_send_wr=most)
+                            ours = await aiordma.connect(
+                                ADDRESS,
+                                listener.port,
+                                options=aiordma.ConnectionOptions(max_send_wr=most),
+                            )
                             await connections.enter_async_context(ours)
 
                         group.start_soon(connect)

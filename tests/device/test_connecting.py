@@ -196,7 +196,7 @@ async def test_a_connect_that_fails_waits_for_no_flush(answered: bool) -> None:
                 ADDRESS,
                 listener.port,
                 timeout=30 if answered else A_WHILE,
-                flush_timeout=1000.0,
+                options=aiordma.ConnectionOptions(flush_timeout=1000.0),
             )
 
 
@@ -375,7 +375,6 @@ async def test_a_device_that_is_insisted_on_must_exist(device: DeviceUnderTest) 
     ("arguments", "problem"),
     [
         ({"private_data": bytes(57)}, "at most 56"),
-        ({"retry_count": 8}, "retry_count=8"),
         ({"receive_buffers": -1}, "receive_buffers=-1"),
     ],
 )

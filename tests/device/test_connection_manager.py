@@ -65,7 +65,10 @@ def _traffic_class(connection: aiordma.Connection) -> int:
 @one_loop
 @pytest.mark.capability("type_of_service")
 async def test_the_type_of_service_of_the_side_that_connects_is_that_of_both() -> None:
-    async with connected(client={"tos": 0xB8}, server={"tos": 0x20}) as (client, server):
+    async with connected(
+        client={"options": aiordma.ConnectionOptions(tos=0xB8)},
+        server={"options": aiordma.ConnectionOptions(tos=0x20)},
+    ) as (client, server):
         assert (_traffic_class(client), _traffic_class(server)) == (0xB8, 0xB8)
         await both_ways(client, server)
     async with connected() as (client, server):
@@ -107,12 +110,15 @@ async def test_source_port_is_shared_with_reuse_address() -> None:
         group.start_soon(one.serve, echo)
         group.start_soon(other.serve, echo)
         async with await aiordma.connect(
-            ADDRESS, one.port, source=source, reuse_address=True
+            ADDRESS, one.port, source=source, options=aiordma.ConnectionOptions(reuse_address=True)
         ) as first:
             with pytest.raises(aiordma.AddressError, match="reuse_address"):
                 await aiordma.connect(ADDRESS, other.port, source=source)
             async with await aiordma.connect(
-                ADDRESS, other.port, source=source, reuse_address=True
+                ADDRESS,
+                other.port,
+                source=source,
+                options=aiordma.ConnectionOptions(reuse_address=True),
             ) as second:
                 for each in (first, second):
                     assert each.local_address == source

@@ -31,7 +31,7 @@ def queues(device: DeviceUnderTest) -> int:
 async def test_connections_use_the_completion_vector_they_ask_for(device: DeviceUnderTest) -> None:
     async with connected() as usual:
         before = queues(device)
-        vector: dict[str, Any] = {"comp_vector": 1}
+        vector: dict[str, Any] = {"options": aiordma.ConnectionOptions(comp_vector=1)}
         async with (
             connected(client=vector, server=vector) as ends,
             connected(client=vector) as more,
@@ -51,7 +51,10 @@ async def test_connections_use_the_completion_vector_they_ask_for(device: Device
 
 @pytest.mark.capability("completion_vectors")
 async def test_listeners_shared_receives_use_its_completion_vector() -> None:
-    async with members(1, 4, comp_vector=1) as ((client,), (server,)):
+    async with members(1, 4, options=aiordma.ConnectionOptions(comp_vector=1)) as (
+        (client,),
+        (server,),
+    ):
         shared = endpoint_of(server).shared_receive
         assert shared is not None
         assert shared.queue.queue.comp_vector == 1
@@ -62,7 +65,9 @@ async def test_listeners_shared_receives_use_its_completion_vector() -> None:
 @pytest.mark.capability("completion_vectors")
 @pytest.mark.capability("datagrams")
 async def test_datagram_sockets_use_the_completion_vector_they_ask_for() -> None:
-    async with aiordma.open_datagram(ADDRESS, comp_vector=1) as socket:
+    async with aiordma.open_datagram(
+        ADDRESS, options=aiordma.ConnectionOptions(comp_vector=1)
+    ) as socket:
         assert completion_queue_of(socket).comp_vector == 1
         await socket.send(b"to myself", socket.peer(socket.gid, socket.qp_num))
         assert (await socket.receive()).data == b"to myself"
@@ -74,17 +79,23 @@ async def test_connection_refuses_a_missing_completion_vector(device: DeviceUnde
         count = context.num_comp_vectors
     said = rf"^comp_vector={count}: {device.name} has 0\.\.{count - 1}$"
     with pytest.raises(ValueError, match=said):
-        await aiordma.connect(ADDRESS, 1, comp_vector=count)
+        await aiordma.connect(ADDRESS, 1, options=aiordma.ConnectionOptions(comp_vector=count))
     with pytest.raises(ValueError, match=said):
         await aiordma.open_shared_receive(ADDRESS, comp_vector=count)
     if not device.lacks("datagrams"):
         with pytest.raises(ValueError, match=said):
-            await aiordma.open_datagram(ADDRESS, comp_vector=count)
+            await aiordma.open_datagram(
+                ADDRESS, options=aiordma.ConnectionOptions(comp_vector=count)
+            )
     if not device.lacks("queue pairs by hand"):
         with pytest.raises(ValueError, match=said):
-            await aiordma.open_queue_pair(device.name, comp_vector=count)
+            await aiordma.open_queue_pair(
+                device.name, options=aiordma.ConnectionOptions(comp_vector=count)
+            )
     async with (
-        aiordma.listen(ADDRESS, 0, comp_vector=count) as listener,
+        aiordma.listen(
+            ADDRESS, 0, options=aiordma.ConnectionOptions(comp_vector=count)
+        ) as listener,
         anyio.create_task_group() as group,
     ):
         connecting = Outcome()
@@ -98,7 +109,10 @@ async def test_connection_has_a_completion_queue_to_itself(device: DeviceUnderTe
     async with connected() as usual:
         before = queues(device)
         # 20 requests of the client can be in flight: no other connection fits into the queue.
-        own: dict[str, Any] = {"max_send_wr": 12, "receive_buffers": 8, "cqe": 20}
+        own: dict[str, Any] = {
+            "options": aiordma.ConnectionOptions(max_send_wr=12, cqe=20),
+            "receive_buffers": 8,
+        }
         async with connected(client=own) as one, connected(client=own) as other:
             assert queues(device) == before + 2
             for client, server in (one, other):
@@ -110,7 +124,7 @@ async def test_connection_has_a_completion_queue_to_itself(device: DeviceUnderTe
 async def test_connections_with_one_queue_size_share_a_queue(device: DeviceUnderTest) -> None:
     async with connected():
         before = queues(device)
-        size: dict[str, Any] = {"cqe": 1000}
+        size: dict[str, Any] = {"options": aiordma.ConnectionOptions(cqe=1000)}
         async with connected(client=size, server=size) as ends, connected(client=size) as more:
             assert queues(device) == before + 1
             assert completion_queue_of(ends[0]).cqe >= 1000
@@ -122,14 +136,14 @@ async def test_connections_with_one_queue_size_share_a_queue(device: DeviceUnder
 async def test_connection_refuses_a_queue_size_it_cannot_use(device: DeviceUnderTest) -> None:
     with aiordma.Device(device.name).open() as context:
         most = context.query().max_cqe
-    sizes: dict[str, Any] = {"max_send_wr": 12, "receive_buffers": 8}
     for cqe in (19, most + 1):
+        options = aiordma.ConnectionOptions(max_send_wr=12, receive_buffers=8, cqe=cqe)
         said = rf"^cqe={cqe} is not in 20\.\.{most}: 20 requests can be in flight, and a .* {most}$"
         with pytest.raises(ValueError, match=said):
-            await aiordma.connect(ADDRESS, 1, cqe=cqe, **sizes)
+            await aiordma.connect(ADDRESS, 1, options=options)
         if not device.lacks("datagrams"):
             with pytest.raises(ValueError, match=said):
-                await aiordma.open_datagram(ADDRESS, cqe=cqe, **sizes)
+                await aiordma.open_datagram(ADDRESS, options=options)
     with pytest.raises(ValueError, match=rf"^cqe=7 is not in 8\.\.{most}: 8 requests"):
         await aiordma.open_shared_receive(ADDRESS, depth=8, cqe=7)
 
@@ -187,7 +201,10 @@ async def test_queue_pair_refuses_a_missing_partition_key(device: DeviceUnderTes
 
 @pytest.mark.capability("retries_carried")
 async def test_a_query_shows_what_the_connection_manager_chose() -> None:
-    async with connected(client={"tos": 0x20}) as (client, server):
+    async with connected(client={"options": aiordma.ConnectionOptions(tos=0x20)}) as (
+        client,
+        server,
+    ):
         found = client.query()
         assert found.path_mtu is client.context.query_port().active_mtu
         assert found.ah_attr.traffic_class == 0x20
@@ -263,7 +280,6 @@ REFUSED: dict[str, tuple[Callable[..., Awaitable[Any]], dict[str, str]]] = {
         {
             "path_mtu": r"a datagram has no path MTU of its own: .* \(Datagram.mtu\)",
             "pkey_index": "the connection manager takes the partition key .* with host$",
-            "flow_control": "a datagram socket has no connection, and no peer",
         },
     ),
     "open_queue_pair": (
@@ -271,8 +287,6 @@ REFUSED: dict[str, tuple[Callable[..., Awaitable[Any]], dict[str, str]]] = {
         {
             "path_mtu": r"connect_to\(\) takes it$",
             "service_level": r"connect_to\(\) takes it$",
-            "tos": r"connect_to\(\) takes it, as traffic_class$",
-            "flow_control": "it is a field of the connection manager's request",
         },
     ),
 }
@@ -287,6 +301,15 @@ async def test_what_is_decided_elsewhere_is_refused_with_the_reason(call: str, o
     meant = rf"^{re.escape(call)}\(\) has no parameter '{option}': {reasons[option]}"
     with pytest.raises(TypeError, match=meant):
         await function(**{option: 1})
+
+
+@one_loop
+async def test_options_without_effect_are_refused() -> None:
+    options = aiordma.ConnectionOptions(tos=1)
+    with pytest.raises(ValueError, match=r"options has tos=1: connect_to\(\) takes it, as traffic"):
+        await aiordma.open_queue_pair("nothing0", options=options)
+    with pytest.raises(ValueError, match="options has tos=1: datagram sockets have only receive_b"):
+        await aiordma.open_datagram(ADDRESS, options=options)
 
 
 @one_loop

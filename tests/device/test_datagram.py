@@ -60,7 +60,9 @@ async def test_a_datagram_and_its_answer() -> None:
 
 
 async def test_many_at_once_go_as_receives_and_slots_allow() -> None:
-    async with sockets(one={"max_send_wr": 4}, other={"receive_buffers": 50}) as (one, other, peer):
+    async with sockets(
+        one={"options": aiordma.ConnectionOptions(max_send_wr=4)}, other={"receive_buffers": 50}
+    ) as (one, other, peer):
         async with anyio.create_task_group() as senders:
             for number in range(50):
                 senders.start_soon(one.send, bytes([number]), peer)
@@ -131,7 +133,11 @@ async def test_registered_memory_and_gathered_parts_are_sent() -> None:
 
 @one_loop
 async def test_a_full_send_queue_is_an_error_for_post_and_a_wait_for_send() -> None:
-    async with sockets(one={"max_send_wr": 2}) as (one, other, peer):
+    async with sockets(one={"options": aiordma.ConnectionOptions(max_send_wr=2)}) as (
+        one,
+        other,
+        peer,
+    ):
         requests = [one.post_ud_send(b"posted", peer) for _ in range(2)]
         with pytest.raises(aiordma.QueueFullError):
             one.post_ud_send(b"one too many", peer)
@@ -144,7 +150,11 @@ async def test_a_full_send_queue_is_an_error_for_post_and_a_wait_for_send() -> N
 @one_loop
 @pytest.mark.parametrize("case", ["no peer", "no buffer", "immediate", "too many parts"])
 async def test_a_refused_send_leaves_the_socket_as_it_was(case: str) -> None:
-    async with sockets(one={"max_send_wr": 1}) as (one, other, peer):
+    async with sockets(one={"options": aiordma.ConnectionOptions(max_send_wr=1)}) as (
+        one,
+        other,
+        peer,
+    ):
         bad: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
             "no peer": (TypeError, lambda: one.send(b"", ADDRESS)),  # type: ignore[arg-type]
             "no buffer": (TypeError, lambda: one.send("text", peer)),  # type: ignore[arg-type]
@@ -251,7 +261,7 @@ async def test_a_closed_socket_refuses_everything() -> None:
 @pytest.mark.promise("Datagrams")
 @one_loop
 async def test_own_receives_get_the_payload_only() -> None:
-    own = {"receive_buffers": 0, "max_recv_wr": 2}
+    own = {"receive_buffers": 0, "options": aiordma.ConnectionOptions(max_recv_wr=2)}
     async with sockets(other=own) as (one, other, peer):
         head, rest = bytearray(3), other.register(bytearray(other.mtu))
         scattered = other.post_recvv([head, rest])
@@ -281,7 +291,7 @@ async def test_own_receives_that_nothing_meets_end_with_the_socket() -> None:
 
 @one_loop
 async def test_one_part_is_one_that_the_payload_goes_to() -> None:
-    own = {"receive_buffers": 0, "max_recv_sge": 1}
+    own = {"receive_buffers": 0, "options": aiordma.ConnectionOptions(max_recv_sge=1)}
     async with sockets(other=own) as (one, other, peer):
         buffer = bytearray(other.mtu)
         received = other.post_recv(buffer)
@@ -293,7 +303,7 @@ async def test_one_part_is_one_that_the_payload_goes_to() -> None:
 @pytest.mark.promise("Datagrams")
 @one_loop
 async def test_a_receive_that_will_not_do_is_refused() -> None:
-    own = {"receive_buffers": 0, "max_recv_wr": 1}
+    own = {"receive_buffers": 0, "options": aiordma.ConnectionOptions(max_recv_wr=1)}
     async with sockets(other=own) as (one, other, _):
         for socket, parts, text in (
             (one, [bytearray(one.mtu)], r"post_recvv\(\): this socket posts its own receives"),
@@ -399,7 +409,9 @@ async def test_lookups_of_silent_peers_hold_up_nobody_else(monkeypatch: pytest.M
 
     monkeypatch.setattr(address_handles, "AddressHandle", looked_up)
     async with (
-        await aiordma.open_datagram(ADDRESS, max_send_wr=4) as socket,
+        await aiordma.open_datagram(
+            ADDRESS, options=aiordma.ConnectionOptions(max_send_wr=4)
+        ) as socket,
         await aiordma.open_datagram(ADDRESS) as other,
         anyio.create_task_group() as group,
     ):

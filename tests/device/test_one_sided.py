@@ -104,7 +104,10 @@ async def test_writev_gathers_in_the_order_of_the_parts() -> None:
 
 
 async def test_more_parts_than_the_device_can_read_into_are_refused_by_name() -> None:
-    async with connected(client={"max_send_sge": 64}) as (client, server):
+    async with connected(client={"options": aiordma.ConnectionOptions(max_send_sge=64)}) as (
+        client,
+        server,
+    ):
         theirs = server.register(bytearray(64), REMOTE)
         with pytest.raises(aiordma.NotSupportedError, match="READ into 64 parts"):
             client.post_readv(theirs.remote(), [bytearray(1) for _ in range(64)])
@@ -242,7 +245,10 @@ async def test_a_write_is_seen_before_the_message_that_follows_it() -> None:
 
 
 async def test_without_outstanding_reads_a_read_is_refused_before_the_device_sees_it() -> None:
-    async with connected(client={"initiator_depth": 0}) as (client, server):
+    async with connected(client={"options": aiordma.ConnectionOptions(initiator_depth=0)}) as (
+        client,
+        server,
+    ):
         theirs = server.register(bytearray(8), REMOTE)
         with pytest.raises(aiordma.NotSupportedError, match="initiator_depth"):
             client.post_read(theirs.remote(), bytearray(8))

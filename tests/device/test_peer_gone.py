@@ -157,7 +157,10 @@ async def test_keepalive_posts_nothing_while_requests_are_in_flight(
 @pytest.mark.parametrize("collected", [False, True])
 async def test_keepalive_needs_no_free_slot(collected: bool) -> None:
     # A chain has the slots, whose requests are not in flight.
-    options: dict[str, Any] = {"keepalive": 0.05, "max_send_wr": 2}
+    options: dict[str, Any] = {
+        "keepalive": 0.05,
+        "options": aiordma.ConnectionOptions(max_send_wr=2),
+    }
     async with connected(client=options) as (client, server):
         await both_ways(client, server)
         endpoint = endpoint_of(client)
@@ -207,7 +210,9 @@ async def test_connecting_to_a_stopped_peer_ends_with_its_timeout() -> None:
 async def test_closing_does_not_wait_for_a_stopped_peer() -> None:
     async with (
         peer_process() as peer,
-        aiordma.connect(ADDRESS, peer.port, max_send_wr=4) as client,
+        aiordma.connect(
+            ADDRESS, peer.port, options=aiordma.ConnectionOptions(max_send_wr=4)
+        ) as client,
     ):
         await client.send(b"alive?")
         await client.receive()

@@ -21,7 +21,7 @@ SHOWN = r"\x1b]0;owned\x07\x0d\xc3\xa9\xff"
 @asynccontextmanager
 async def connected() -> AsyncIterator[tuple[Connection, Connection]]:
     with anyio.fail_after(30):
-        async with connected_pair(ADDRESS, DEVICE, **rping.OPTIONS) as ends:
+        async with connected_pair(ADDRESS, DEVICE, options=rping.OPTIONS) as ends:
             yield ends
 
 

@@ -122,7 +122,9 @@ async def _cancelled(task: "asyncio.Task[Any]") -> None:
 
 @pytest.mark.capability("rnr")
 async def test_a_slot_granted_to_a_cancelled_task_goes_to_the_next() -> None:
-    async with connected(client={"max_send_wr": 1}, server=OWN_RECEIVES) as (client, server):
+    async with connected(
+        client={"options": aiordma.ConnectionOptions(max_send_wr=1)}, server=OWN_RECEIVES
+    ) as (client, server):
         first = client.post_send(b"first")  # its slot is its own until it meets a receive
         second = asyncio.create_task(client.send(b"second"))
         await asyncio.sleep(0)

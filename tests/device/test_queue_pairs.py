@@ -77,7 +77,10 @@ async def test_what_uc_lacks_is_said(device: DeviceUnderTest) -> None:
 
 @by_hand
 async def test_a_peer_that_is_gone_is_a_retry_exceeded_error(device: DeviceUnderTest) -> None:
-    async with pair(device, ack_timeout=8, retry_count=1) as (one, other):
+    async with pair(device, options=aiordma.ConnectionOptions(ack_timeout=8, retry_count=1)) as (
+        one,
+        other,
+    ):
         await other.aclose()
         with pytest.raises(aiordma.RetryExceededError):
             await one.send(b"anybody there?")

@@ -76,7 +76,10 @@ async def test_refused_call_keeps_no_view_of_the_buffer(name: str) -> None:
 
 @pytest.mark.capability("named_refusals")
 async def test_failed_wait_for_a_slot_keeps_no_buffer() -> None:
-    async with connected(client={"max_send_wr": 1}) as (client, _):
+    async with connected(client={"options": aiordma.ConnectionOptions(max_send_wr=1)}) as (
+        client,
+        _,
+    ):
         buffers = [bytearray(64) for _ in range(3)]
         failing = client.post_read(NOWHERE, bytearray(8))
 

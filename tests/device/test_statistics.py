@@ -111,7 +111,10 @@ async def test_a_chain_that_is_never_posted_is_not_counted() -> None:
 
 @pytest.mark.capability("rnr")
 async def test_waits_for_a_slot_are_counted() -> None:
-    async with connected(client={"max_send_wr": 2, **OWN_RECEIVES}, server=OWN_RECEIVES) as (
+    async with connected(
+        client={"options": aiordma.ConnectionOptions(max_send_wr=2), **OWN_RECEIVES},
+        server=OWN_RECEIVES,
+    ) as (
         client,
         server,
     ):

@@ -625,7 +625,9 @@ async def datagram(cut: Cut) -> None:
 async def datagram_receive(cut: Cut) -> None:
     async with (
         aiordma.open_datagram(ADDRESS) as one,
-        aiordma.open_datagram(ADDRESS, receive_buffers=0, max_recv_wr=4) as other,
+        aiordma.open_datagram(
+            ADDRESS, receive_buffers=0, options=aiordma.ConnectionOptions(max_recv_wr=4)
+        ) as other,
     ):
         peer = await one.resolve(ADDRESS, other.port)
         posted = other.post_recv(bytearray(aiordma.GRH_BYTES + other.mtu))

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import aiordma
+from aiordma import ConnectionOptions
 from aiordma._requests.pool import BufferPool, Lease
 from aiordma._runtime.reactor import close_unused_reactors
 from aiordma.testing import Faults, software_objects
@@ -33,13 +34,13 @@ PATIENCE = float(os.environ.get("AIORDMA_PATIENCE", 20))
 """Seconds in which everything ends that has to."""
 MOST_PAIRS = 3
 HOST = "127.0.0.1"
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"max_send_wr": 1, "receive_buffers": 1, "receive_size": 256},
-    {"max_send_wr": 4, "receive_buffers": 3, "receive_size": 256},
-    {"max_send_wr": 4, "receive_buffers": 0, "max_recv_wr": 3},
-    {"max_send_wr": 16, "receive_buffers": 0, "max_recv_wr": 8, "max_inline_data": 0},
-    {"max_send_wr": 3, "receive_buffers": 2, "receive_size": 256, "max_inline_data": 0},
+OPTIONS = [
+    ConnectionOptions(),
+    ConnectionOptions(max_send_wr=1, receive_buffers=1, receive_size=256),
+    ConnectionOptions(max_send_wr=4, receive_buffers=3, receive_size=256),
+    ConnectionOptions(max_send_wr=4, receive_buffers=0, max_recv_wr=3),
+    ConnectionOptions(max_send_wr=16, receive_buffers=0, max_recv_wr=8, max_inline_data=0),
+    ConnectionOptions(max_send_wr=3, receive_buffers=2, receive_size=256, max_inline_data=0),
 ]
 
 Result = TypeVar("Result")
@@ -172,11 +173,11 @@ class Machine(RuleBasedStateMachine):
             return
 
         async def both() -> list[Any]:
-            async with aiordma.listen(HOST, 0, **OPTIONS[other]) as listener:
+            async with aiordma.listen(HOST, 0, options=OPTIONS[other]) as listener:
                 accepting = asyncio.ensure_future(listener.accept())
                 ends: list[Any] = []
                 try:
-                    ends.append(await aiordma.connect(HOST, listener.port, **OPTIONS[one]))
+                    ends.append(await aiordma.connect(HOST, listener.port, options=OPTIONS[one]))
                     ends.append(await accepting)
                 except PERMITTED:
                     accepting.cancel()

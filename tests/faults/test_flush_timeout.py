@@ -20,7 +20,7 @@ NEVER = 3600.0
 )
 @pytest.mark.parametrize("seconds", [0.0, 0.01])
 async def test_close_outlasts_a_device_that_never_flushes(faults: Faults, seconds: float) -> None:
-    options = OWN_RECEIVES | {"flush_timeout": seconds}
+    options = OWN_RECEIVES | {"options": aiordma.ConnectionOptions(flush_timeout=seconds)}
     async with connected(server=options) as (_, server):
         receive = server.post_recv(server.register(bytearray(8)))
         faults.delay_completions(NEVER)
@@ -39,7 +39,7 @@ async def test_late_flush_ends_requests_if_close_waits(
     faults: Faults, seconds: float, late: float, phase: Phase
 ) -> None:
     """A device that flushes late: its completion ends the request, if close waits for it."""
-    options = OWN_RECEIVES | {"flush_timeout": seconds}
+    options = OWN_RECEIVES | {"options": aiordma.ConnectionOptions(flush_timeout=seconds)}
     async with connected(server=options) as (_, server):
         teardown, phases = endpoint_of(server).teardown, []
         receive = server.post_recv(server.register(bytearray(8)))

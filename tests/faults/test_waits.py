@@ -42,7 +42,9 @@ async def silenced(
     """Yield (client, server), with one slot for sends at the client. A message of the client takes
     it, and is never acknowledged: its connection ends after these seconds."""
     async with aiordma.listen(ADDRESS, 0) as listener:
-        client, server = await connect_to(listener, ADDRESS, max_send_wr=1)
+        client, server = await connect_to(
+            listener, ADDRESS, options=aiordma.ConnectionOptions(max_send_wr=1)
+        )
         async with client, server:
             await both_ways(client, server)
             faults.silence_peer(seconds)

@@ -14,19 +14,19 @@ import anyio
 import anyio.lowlevel
 
 import aiordma
-from aiordma import Access, Connection, ConnectionKeywords, RemoteMemory
+from aiordma import Access, Connection, ConnectionOptions, RemoteMemory
 
 DESTINATION = struct.Struct("!iiiiI4xQ16sIi")
 """lid, READs outstanding, queue pair, PSN, rkey, address, GID, SRQ, GID index: C's struct."""
 
-CONTROL = ConnectionKeywords(
+CONTROL = ConnectionOptions(
     receive_buffers=2,
     receive_size=DESTINATION.size,
     max_send_wr=2,
     responder_resources=1,
     initiator_depth=1,
 )
-MEASURED = ConnectionKeywords(receive_buffers=0, max_recv_wr=1, max_send_wr=4)
+MEASURED = ConnectionOptions(receive_buffers=0, max_recv_wr=1, max_send_wr=4)
 
 PEER = Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE
 
@@ -130,7 +130,7 @@ async def server_of(listener: aiordma.Listener, size: int) -> AsyncIterator[Sess
 @asynccontextmanager
 async def client_of(host: str, port: int, size: int, device: str) -> AsyncIterator[Session]:
     """Be the client of a server."""
-    async with await aiordma.connect(host, port, device=device, **CONTROL) as control:
+    async with await aiordma.connect(host, port, device=device, options=CONTROL) as control:
         exchange = Exchange(control, speaks_first=True)
         await exchange.greet()
         await exchange.describe()
@@ -143,6 +143,6 @@ async def client_of(host: str, port: int, size: int, device: str) -> AsyncIterat
 async def _connect_soon(host: str, port: int, device: str) -> Connection:
     while True:
         try:
-            return await aiordma.connect(host, port, device=device, **MEASURED)
+            return await aiordma.connect(host, port, device=device, options=MEASURED)
         except aiordma.RejectedError:
             await anyio.sleep(0.05)

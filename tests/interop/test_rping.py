@@ -18,11 +18,11 @@ FAILED = 255  # its status for -1
 
 
 async def listen() -> aiordma.Listener:
-    return await aiordma.listen(ADDRESS, 0, **rping.OPTIONS)
+    return await aiordma.listen(ADDRESS, 0, options=rping.OPTIONS)
 
 
 async def connect(port: int) -> aiordma.Connection:
-    return await aiordma.connect(ADDRESS, port, **rping.OPTIONS)
+    return await aiordma.connect(ADDRESS, port, options=rping.OPTIONS)
 
 
 def target(port: int) -> tuple[str | int, ...]:

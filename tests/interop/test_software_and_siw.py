@@ -51,7 +51,7 @@ def nothing_of_the_software_device_is_left() -> Iterator[None]:
 async def serve_rping(size: int, rounds: int) -> None:
     options = ("-C", rounds, "-S", size, "-V", "-v")
     async with (
-        await aiordma.listen(ADDRESS, 0, device=SOFTWARE, **rping.OPTIONS) as listener,
+        await aiordma.listen(ADDRESS, 0, device=SOFTWARE, options=rping.OPTIONS) as listener,
         running_rping("-c", "-a", ADDRESS, "-p", listener.port, *options) as client,
         await listener.accept() as connection,
     ):
@@ -66,7 +66,7 @@ async def ping_rping(size: int, rounds: int) -> None:
     async with running_rping(*command) as server:
         await server.listens(port)
         async with await aiordma.connect(
-            ADDRESS, port, device=SOFTWARE, **rping.OPTIONS
+            ADDRESS, port, device=SOFTWARE, options=rping.OPTIONS
         ) as connection:
             await rping.ping(connection, count=rounds, size=size, verify=True)
     assert server.output.count("server ping data: ") == rounds
@@ -170,7 +170,9 @@ def measuring(program: str, port: int, size: int, rounds: int) -> tuple[str | in
 
 @pytest.mark.parametrize("size", [2, MOST])
 async def test_ib_read_lat_on_siw_reads_from_our_server(size: int) -> None:
-    async with await aiordma.listen(ADDRESS, 0, device=SOFTWARE, **perftest.CONTROL) as listener:
+    async with await aiordma.listen(
+        ADDRESS, 0, device=SOFTWARE, options=perftest.CONTROL
+    ) as listener:
         command = measuring("ib_read_lat", listener.port, size, 50)
         async with (
             running(*command, ADDRESS) as client,
@@ -192,7 +194,9 @@ async def test_our_client_reads_from_ib_read_lat_on_siw(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, MOST])
 async def test_ib_write_lat_on_siw_and_our_server_write_in_turn(size: int) -> None:
-    async with await aiordma.listen(ADDRESS, 0, device=SOFTWARE, **perftest.CONTROL) as listener:
+    async with await aiordma.listen(
+        ADDRESS, 0, device=SOFTWARE, options=perftest.CONTROL
+    ) as listener:
         command = measuring("ib_write_lat", listener.port, size, 50)
         async with (
             running(*command, ADDRESS) as client,

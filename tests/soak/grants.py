@@ -24,7 +24,11 @@ async def grants() -> list[Figure]:
     chance = random.Random(total)
     ends = successes = wrong = 0
     async with aiordma.listen(
-        HOST, 0, receive_buffers=1, receive_size=64, max_send_wr=8
+        HOST,
+        0,
+        receive_buffers=1,
+        receive_size=64,
+        options=aiordma.ConnectionOptions(max_send_wr=8),
     ) as listener:
         began = time.perf_counter()
         for number in range(total):

@@ -23,7 +23,11 @@ DEPTH = 4
 async def opened(**options: Any) -> AsyncIterator[tuple[Datagram, DatagramPeer]]:
     """A socket, and itself as a peer."""
     prepare()
-    given: Any = {"device": "software", "max_recv_wr": DEPTH, **options}
+    given: Any = {
+        "device": "software",
+        "options": aiordma.ConnectionOptions(max_recv_wr=DEPTH),
+        **options,
+    }
     async with await aiordma.open_datagram(ADDRESS, **given) as socket:
         yield socket, await socket.resolve(ADDRESS, socket.port)
 

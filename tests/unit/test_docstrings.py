@@ -19,6 +19,7 @@ import pytest
 import aiordma
 from aiordma import verbs
 from aiordma._base.opening import Opening
+from aiordma._base.options import ConnectionKeywords
 from tests.unit.sources import PACKAGE, ROOT
 
 CONSTRUCTED = (
@@ -252,7 +253,9 @@ def test_described_arguments_are_parameters(name: str) -> None:
         for each in names.split(",")
     ]
     assert section is None or described or section[0].startswith("as ")
-    assert set(described) <= set(inspect.signature(CALLABLES[name]).parameters)
+    parameters = inspect.signature(CALLABLES[name]).parameters
+    keywords = ConnectionKeywords.__annotations__ if "keywords" in parameters else {}
+    assert set(described) <= {*parameters, *keywords}
 
 
 @pytest.mark.parametrize("name", [*CALLABLES, *CLASSES])

@@ -44,7 +44,11 @@ async def connected(
 ) -> AsyncIterator[tuple[Connection, Connection, MemorySlice, RemoteMemory]]:
     """A client, a server, and memory of either, all in one process."""
     prepare()
-    keywords: Any = {"device": "software", "max_send_wr": 64, **options}
+    keywords: Any = {
+        "device": "software",
+        "options": aiordma.ConnectionOptions(max_send_wr=64),
+        **options,
+    }
     async with connections.connected("127.0.0.1", server=keywords, client=keywords) as ends:
         client, server = ends
         remote = server.register(bytearray(64), Access.REMOTE_READ | Access.REMOTE_WRITE)

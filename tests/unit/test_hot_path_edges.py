@@ -28,7 +28,7 @@ DEPTH = 64
 async def connected() -> AsyncIterator[tuple[Connection, MemoryRegion, RemoteMemory]]:
     """A client, a region of its own, and the server's memory."""
     prepare()
-    keywords: Any = {"device": "software", "max_send_wr": DEPTH}
+    keywords: Any = {"device": "software", "options": aiordma.ConnectionOptions(max_send_wr=DEPTH)}
     async with connections.connected("127.0.0.1", server=keywords, client=keywords) as ends:
         client, server = ends
         theirs = server.register(bytearray(64), Access.REMOTE_READ | Access.REMOTE_WRITE)
@@ -87,7 +87,7 @@ async def test_numbers_of_remote_memory_need_not_be_pythons() -> None:
 
 async def test_parts_of_every_kind_arrive_in_order() -> None:
     """Registered parts, one with an address of its own, are copied among others."""
-    keywords: Any = {"device": "software", "max_send_sge": 5}
+    keywords: Any = {"device": "software", "options": aiordma.ConnectionOptions(max_send_sge=5)}
     async with connections.connected("127.0.0.1", server=keywords, client=keywords) as ends:
         client, server = ends
         access = Access.REMOTE_READ | Access.REMOTE_WRITE

@@ -155,7 +155,11 @@ def test_an_event_channel_is_no_device_and_leaves_none() -> None:
 def test_what_is_wrong_with_the_arguments_is_said_first() -> None:
     # A typing error is not reported as a missing device.
     with pytest.raises(ValueError, match="max_send_wr=0"):
-        anyio.run(lambda: aiordma.connect("127.0.0.1", 7471, max_send_wr=0))
+        anyio.run(
+            lambda: aiordma.connect(
+                "127.0.0.1", 7471, options=aiordma.ConnectionOptions(max_send_wr=0)
+            )
+        )
     with pytest.raises(ValueError, match="private_data of 57 bytes"):
         anyio.run(lambda: aiordma.connect("127.0.0.1", 7471, private_data=bytes(57)))
     with pytest.raises(ValueError, match="backlog=0"):

@@ -33,7 +33,7 @@ RANGES = {
     "comp_vector": (0, 2**31 - 1),  # int of ibv_create_cq
     "cqe": (1, 2**31 - 1),
 }
-FLAGS = ["flow_control"]
+FLAGS = ["reuse_address"]
 NAMES = [field.name for field in dataclasses.fields(ConnectionOptions)]
 
 
@@ -110,3 +110,25 @@ def test_options_are_a_value() -> None:
     assert ConnectionOptions(max_send_wr=3) == ConnectionOptions(max_send_wr=3)
     with pytest.raises(AttributeError):
         ConnectionOptions().max_send_wr = 3  # type: ignore[misc]
+
+
+def opener(**keywords: Any) -> None:
+    """Stand for a function with options."""
+
+
+def test_keywords_take_precedence_over_options() -> None:
+    options = ConnectionOptions(receive_buffers=3, max_send_wr=4, peer_timeout=9)
+    chosen = ConnectionOptions._chosen(opener, options, {"receive_buffers": 0, "peer_timeout": 2})
+    expected = ConnectionOptions(receive_buffers=0, max_send_wr=4, peer_timeout=2)
+    assert chosen == expected
+    assert ConnectionOptions._chosen(opener, None, {}, options) is options
+    assert ConnectionOptions._chosen(opener, None, {"keepalive": 5}).keepalive == 5
+
+
+def test_keyword_that_belongs_to_options_is_named() -> None:
+    wrong: Any = {"max_send_wr": 4}
+    said = r"^opener\(\) has no parameter 'max_send_wr': give it as options=ConnectionOptions\("
+    with pytest.raises(TypeError, match=said):
+        ConnectionOptions._chosen(opener, None, wrong)
+    with pytest.raises(TypeError, match=r"^opener\(\): options=\{"):
+        ConnectionOptions._chosen(opener, wrong, {})

@@ -407,7 +407,10 @@ async def test_a_peer_that_takes_its_time_is_not_taken_for_dead() -> None:
 
         async def send() -> None:
             async with await aiordma.connect(
-                HOST, listener.port, device="software", ack_timeout=17, retry_count=1
+                HOST,
+                listener.port,
+                device="software",
+                options=aiordma.ConnectionOptions(ack_timeout=17, retry_count=1),
             ) as client:
                 for _ in range(16):
                     await client.send(data)

@@ -53,7 +53,10 @@ def tcp_socket(port: int) -> socket.socket:
 @pytest.mark.parametrize(("ack_timeout", "interval"), [(0, 8), (16, 1)])
 async def test_silence_is_watched_for_without_ack_timeout(ack_timeout: int, interval: int) -> None:
     """The device then asks an idle peer about 127 times within the 900 s that TCP allows."""
-    client_options: Any = {"device": "software", "ack_timeout": ack_timeout}
+    client_options: Any = {
+        "device": "software",
+        "options": ConnectionOptions(ack_timeout=ack_timeout),
+    }
     server_options: Any = {"device": "software", "receive_buffers": 0}
     async with connected("127.0.0.1", server=server_options, client=client_options) as (client, _):
         request = client.post_send(b"no receive is posted for this")

@@ -148,7 +148,7 @@ def test_a_probe_that_fails_stops_the_watch(monkeypatch: pytest.MonkeyPatch) -> 
 PATIENCE: dict[str, tuple[dict[str, Any], float]] = {
     "default": ({}, retry_seconds(6, 16)),
     "an hour": ({"peer_timeout": 3600.0}, 900.0),
-    "no limit": ({"ack_timeout": 0}, 900.0),
+    "no limit": ({"options": ConnectionOptions(ack_timeout=0)}, 900.0),
 }
 
 

@@ -25,7 +25,7 @@ ACCESS = Access.REMOTE_READ | Access.REMOTE_WRITE
 async def opened() -> AsyncIterator[tuple[Connection, BoundWindow, MemoryRegion]]:
     """A connection with a window that is not bound, and memory for it."""
     prepare()
-    keywords: Any = {"device": "software", "max_send_wr": DEPTH}
+    keywords: Any = {"device": "software", "options": aiordma.ConnectionOptions(max_send_wr=DEPTH)}
     async with connections.connected("127.0.0.1", server=keywords, client=keywords) as ends:
         client, _ = ends
         region = client.register(bytearray(64), Access.MW_BIND | Access.LOCAL_WRITE)

@@ -33,8 +33,9 @@ BUFFER_BYTES = 256 * 1024
 
 OPTIONS: Any = {
     "receive_buffers": 0,
-    "max_recv_wr": RECEIVES,
-    "max_send_wr": DATA_SLOTS + CONTROL_SLOTS,
+    "options": aiordma.ConnectionOptions(
+        max_recv_wr=RECEIVES, max_send_wr=DATA_SLOTS + CONTROL_SLOTS
+    ),
 }
 
 

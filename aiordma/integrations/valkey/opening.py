@@ -7,7 +7,7 @@ import anyio
 
 from aiordma._base.arguments import seconds_within, whole_number
 from aiordma._base.errors import ConnectTimeoutError
-from aiordma._base.options import ConnectionKeywords, ConnectionOptions, unknown_parameter
+from aiordma._base.options import ConnectionOptions, unknown_parameter
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import PeerAddresses
 from aiordma._connection.several_addresses import SharedSeconds
@@ -124,7 +124,7 @@ async def open_connection(
         _MOST_CLOSE_TIMEOUT,
         call,
     )
-    needed: ConnectionKeywords = {
+    needed: dict[str, object] = {
         "receive_buffers": 0,
         "max_recv_wr": RECEIVES,
         "max_send_wr": DATA_SLOTS + CONTROL_SLOTS,
