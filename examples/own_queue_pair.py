@@ -13,13 +13,13 @@ import select
 from contextlib import ExitStack
 
 import aiordma
-from aiordma import CmEventType, QueuePairState
+from aiordma.verbs import CmEventType, QueuePairState
 
-OFFERED = aiordma.Ece(vendor_id=0x15B3, options=7)
+OFFERED = aiordma.verbs.Ece(vendor_id=0x15B3, options=7)
 KNOWN = 1
 
 
-def expect(channel: aiordma.EventChannel, kind: CmEventType) -> aiordma.CmEvent:
+def expect(channel: aiordma.verbs.EventChannel, kind: CmEventType) -> aiordma.verbs.CmEvent:
     while True:
         select.select([channel.fd], [], [], 10)
         for event in channel.events():
@@ -30,21 +30,21 @@ def expect(channel: aiordma.EventChannel, kind: CmEventType) -> aiordma.CmEvent:
 class End:
     """A queue pair that librdmacm did not create, its completion queue, and memory."""
 
-    def __init__(self, identifier: aiordma.Identifier, stack: ExitStack) -> None:
+    def __init__(self, identifier: aiordma.verbs.Identifier, stack: ExitStack) -> None:
         context = stack.enter_context(identifier.context())
         domain = stack.enter_context(context.alloc_pd())
         self.identifier = identifier
-        self.queue = stack.enter_context(aiordma.CompletionQueue(context, 8))
+        self.queue = stack.enter_context(aiordma.verbs.CompletionQueue(context, 8))
         self.pair = stack.enter_context(
-            aiordma.QueuePair.create(
-                domain, self.queue, self.queue, capacity=aiordma.Capacity(4, 4)
+            aiordma.verbs.QueuePair.create(
+                domain, self.queue, self.queue, capacity=aiordma.verbs.Capacity(4, 4)
             )
         )
         self.region = stack.enter_context(aiordma.MemoryRegion(domain, bytearray(64)))
 
     @property
-    def parameters(self) -> aiordma.ConnectionParameters:
-        return aiordma.ConnectionParameters(qp_num=self.pair.qp_num)
+    def parameters(self) -> aiordma.verbs.ConnectionParameters:
+        return aiordma.verbs.ConnectionParameters(qp_num=self.pair.qp_num)
 
     def move(self, *states: QueuePairState) -> None:
         for state in states:
@@ -57,11 +57,11 @@ class End:
 
 
 def connected_by_numbers(address: str, stack: ExitStack) -> None:
-    channel = stack.enter_context(aiordma.EventChannel())
-    listener = stack.enter_context(aiordma.Identifier(channel))
+    channel = stack.enter_context(aiordma.verbs.EventChannel())
+    listener = stack.enter_context(aiordma.verbs.Identifier(channel))
     listener.bind(address, 0)
     listener.listen(backlog=4)
-    client = stack.enter_context(aiordma.Identifier(channel))
+    client = stack.enter_context(aiordma.verbs.Identifier(channel))
     _, port = listener.local_address or ("", 0)
     client.resolve_address(address, port, source=None, timeout_ms=5000)
     expect(channel, CmEventType.ADDR_RESOLVED)
@@ -73,7 +73,7 @@ def connected_by_numbers(address: str, stack: ExitStack) -> None:
     client.connect(ours.parameters)
 
     request = expect(channel, CmEventType.CONNECT_REQUEST)
-    server = stack.enter_context(aiordma.Identifier(channel, key=request.new_key))
+    server = stack.enter_context(aiordma.verbs.Identifier(channel, key=request.new_key))
     offered = server.remote_ece
     if not offered.options & KNOWN:
         server.reject_ece(b"without these options, please")
@@ -81,7 +81,7 @@ def connected_by_numbers(address: str, stack: ExitStack) -> None:
     theirs = End(server, stack)
     theirs.move(QueuePairState.INIT, QueuePairState.RTR, QueuePairState.RTS)
     theirs.pair.post_recv(1, [theirs.region])
-    server.set_local_ece(aiordma.Ece(offered.vendor_id, offered.options & KNOWN))
+    server.set_local_ece(aiordma.verbs.Ece(offered.vendor_id, offered.options & KNOWN))
     server.accept(theirs.parameters)
 
     expect(channel, CmEventType.CONNECT_RESPONSE)
@@ -91,7 +91,7 @@ def connected_by_numbers(address: str, stack: ExitStack) -> None:
     ours.pair.post_send(2, [ours.region[:5]])
     print("received", bytes(theirs.region.view[: theirs.completion().byte_len]))
     # A message has arrived before the last packet of the handshake: report it.
-    server.notify(aiordma.AsyncEventType.COMM_EST)
+    server.notify(aiordma.verbs.AsyncEventType.COMM_EST)
     expect(channel, CmEventType.ESTABLISHED)
     client.establish()  # the last packet; the server knows by now
     client.disconnect()
@@ -112,7 +112,7 @@ async def connected_without(device: str, gid_index: int) -> None:
 def main(address: str) -> None:
     with ExitStack() as stack:
         connected_by_numbers(address, stack)
-    with aiordma.EventChannel() as channel, aiordma.Identifier(channel) as identifier:
+    with aiordma.verbs.EventChannel() as channel, aiordma.verbs.Identifier(channel) as identifier:
         identifier.bind(address, 0)
         with identifier.context() as context:
             device, table = context.device_name, context.gid_table()

@@ -24,7 +24,8 @@ from aiordma._loop.event_loop import protected
 from aiordma._native import ChainPort, calls_port, end_chain
 from aiordma._requests.credits import Slot
 from aiordma._requests.request import WorkRequest, fail_all
-from aiordma.verbs import LocalMemory, MemorySlice, MemoryWindow, SendWork
+from aiordma.verbs import LocalMemory, MemoryWindow, SendWork
+from aiordma.verbs.memory import MemorySlice
 
 __all__ = ("Chain",)
 

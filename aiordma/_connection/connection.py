@@ -52,15 +52,14 @@ from aiordma.verbs import (
     Context,
     DmabufRegion,
     LocalMemory,
-    MemoryRegion,
-    MemorySlice,
     MemoryWindow,
     ProtectionDomain,
     QueuePairAttributes,
     RegistrableMemory,
-    WorkCompletion,
 )
 from aiordma.verbs.buffers import blank_bytes
+from aiordma.verbs.completion import WorkCompletion
+from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
 __all__ = ("Connection", "ConnectionInfo")
 

@@ -14,15 +14,10 @@ from aiordma._endpoint.domain_state import DomainState, make_private
 from aiordma._loop.threads import CREATES, Lane
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import Reactor
-from aiordma.verbs import (
-    Context,
-    DmabufRegion,
-    MemoryRegion,
-    ProtectionDomain,
-    RegistrableMemory,
-)
+from aiordma.verbs import Context, DmabufRegion, ProtectionDomain, RegistrableMemory
 from aiordma.verbs.dmabuf import checked_part
 from aiordma.verbs.gpu_memory import register_anywhere
+from aiordma.verbs.memory import MemoryRegion
 
 __all__ = ("Domain", "DomainArgument", "DomainChoice")
 

@@ -40,8 +40,9 @@ from aiordma._endpoint.windows import BoundWindow
 from aiordma._loop.event_loop import Timer
 from aiordma._loop.threads import Once, outwait
 from aiordma._runtime.teardown import Phase
-from aiordma.verbs import LocalMemory, MemoryRegion, MemorySlice, MemoryWindow
+from aiordma.verbs import LocalMemory, MemoryWindow
 from aiordma.verbs.buffers import flat_view
+from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
 __all__ = ("Grant", "open_grant")
 

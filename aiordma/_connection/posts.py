@@ -20,7 +20,9 @@ from aiordma._loop.event_loop import protected
 from aiordma._requests.credits import Slot
 from aiordma._requests.pool import Lease
 from aiordma._requests.request import WorkRequest
-from aiordma.verbs import LocalMemory, MemorySlice, MemoryWindow, SendWork, WorkCompletion
+from aiordma.verbs import LocalMemory, MemoryWindow, SendWork
+from aiordma.verbs.completion import WorkCompletion
+from aiordma.verbs.memory import MemorySlice
 
 __all__ = ("Posts", "Sink", "Stage")
 

@@ -53,15 +53,10 @@ from aiordma._requests.unretrieved import Unretrieved
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor
 from aiordma._runtime.teardown import Phase, Teardown
-from aiordma.verbs import (
-    Capacity,
-    MemoryRegion,
-    ProtectionDomain,
-    RawSharedReceiveQueue,
-    WorkCompletion,
-)
+from aiordma.verbs import Capacity, ProtectionDomain, RawSharedReceiveQueue
+from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.identifier import Event, Identifier
-from aiordma.verbs.memory import retire_all
+from aiordma.verbs.memory import MemoryRegion, retire_all
 
 __all__ = ("SharedReceiveEndpoint",)
 

@@ -16,7 +16,9 @@ from aiordma._connection.connection import Connection
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_settings import MOST_WORK_REQUESTS
 from aiordma._requests.request import WorkRequest
-from aiordma.verbs import LocalMemory, MemoryRegion, MemorySlice, WorkCompletion
+from aiordma.verbs import LocalMemory
+from aiordma.verbs.completion import WorkCompletion
+from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
 __all__ = ("SharedReceiveQueue",)
 

@@ -38,13 +38,12 @@ from aiordma.verbs import (
     AddressVector,
     Context,
     LocalMemory,
-    MemoryRegion,
-    MemorySlice,
     ProtectionDomain,
     RegistrableMemory,
     SendWork,
 )
 from aiordma.verbs.buffers import flat_view
+from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
 __all__ = ("Datagram",)
 

@@ -8,7 +8,8 @@ from aiordma._datagram.grh import is_multicast, source_and_destination
 from aiordma._datagram.peer import DatagramPeer
 from aiordma._native import DatagramFields as DatagramArrival
 from aiordma._native import DatagramReceive, SendersBase, given
-from aiordma.verbs import GRH_BYTES, AddressVector, Context, WorkCompletion
+from aiordma.verbs import GRH_BYTES, AddressVector, Context
+from aiordma.verbs.completion import WorkCompletion
 
 __all__ = ("DatagramArrival", "DatagramMessage", "DatagramReceive", "Senders")
 

@@ -24,9 +24,9 @@ from aiordma._requests.pool import SLAB, BufferPool
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import Reactor
 from aiordma._runtime.teardown import Phase, Teardown
-from aiordma.verbs import MemoryRegion, ProtectionDomain
+from aiordma.verbs import ProtectionDomain
 from aiordma.verbs.identifier import Event, Identifier
-from aiordma.verbs.memory import retire_all, retire_or_log
+from aiordma.verbs.memory import MemoryRegion, retire_all, retire_or_log
 
 __all__ = (
     "DomainState",

@@ -46,9 +46,9 @@ from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import Reactor
 from aiordma._runtime.teardown import Phase, Teardown
 from aiordma._runtime.unmanaged_identifier import Unmanaged
-from aiordma.verbs import Capacity, MemoryRegion, MemoryWindow, ProtectionDomain
+from aiordma.verbs import Capacity, MemoryWindow, ProtectionDomain
 from aiordma.verbs.identifier import Event, Identifier
-from aiordma.verbs.memory import retire_all
+from aiordma.verbs.memory import MemoryRegion, retire_all
 
 __all__ = ("Endpoint", "SharedReceives", "Window")
 

@@ -11,8 +11,9 @@ from aiordma._endpoint.domain_state import kept_open
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.staging import register_memory
 from aiordma._loop.threads import close_unwanted, in_thread
-from aiordma.verbs import DmabufRegion, MemoryRegion, RegistrableMemory
+from aiordma.verbs import DmabufRegion, RegistrableMemory
 from aiordma.verbs.dmabuf import checked_part
+from aiordma.verbs.memory import MemoryRegion
 
 __all__ = ("make_in_thread", "register", "register_dmabuf", "register_in_thread")
 

@@ -27,17 +27,10 @@ from aiordma._requests.pool import BufferPool
 from aiordma._requests.registrations import LentRegistration
 from aiordma._requests.request import Holdable
 from aiordma._runtime.hub import DeviceHub
-from aiordma.verbs import (
-    Capacity,
-    LocalMemory,
-    MemoryRegion,
-    MemorySlice,
-    ProtectionDomain,
-    RegistrableMemory,
-)
+from aiordma.verbs import Capacity, LocalMemory, ProtectionDomain, RegistrableMemory
 from aiordma.verbs.buffers import address_of, flat_view
 from aiordma.verbs.gpu_memory import register_anywhere
-from aiordma.verbs.memory import gather, retire_all, retire_or_log
+from aiordma.verbs.memory import MemoryRegion, MemorySlice, gather, retire_all, retire_or_log
 
 __all__ = (
     "PARTS",

@@ -9,7 +9,8 @@ from aiordma._endpoint.endpoint import Endpoint
 from aiordma._native import WindowBase, ffi
 from aiordma._requests.request import WorkRequest
 from aiordma._runtime.teardown import Phase
-from aiordma.verbs import MemorySlice, MemoryWindow
+from aiordma.verbs import MemoryWindow
+from aiordma.verbs.memory import MemorySlice
 
 __all__ = ("BoundWindow", "check_bindable", "check_window_memory")
 

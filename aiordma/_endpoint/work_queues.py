@@ -26,7 +26,8 @@ from aiordma._requests.credits import Credits, Slot
 from aiordma._requests.request import Holdable, RequestOwner, WorkRequest, fail_all
 from aiordma._requests.unretrieved import Unretrieved
 from aiordma._runtime.hub import DeviceHub
-from aiordma.verbs import MemorySlice, MemoryWindow, ProtectionDomain, SendWork
+from aiordma.verbs import MemoryWindow, ProtectionDomain, SendWork
+from aiordma.verbs.memory import MemorySlice
 from aiordma.verbs.send_work import pack_chain
 
 __all__ = ("Owner", "ReceiveQueue", "SendQueue", "Work", "WorkQueue")

@@ -11,7 +11,8 @@ from aiordma._base.arguments import Buffer
 from aiordma._base.ranges import RemoteMemory
 from aiordma._loop.event_loop import Waiter as AnyWaiter
 from aiordma._requests.request import Holdable, RequestOwner
-from aiordma.verbs import MemorySlice, WorkCompletion
+from aiordma.verbs.completion import WorkCompletion
+from aiordma.verbs.memory import MemorySlice
 
 _Entry = TypeVar("_Entry")
 _Function = TypeVar("_Function")

@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from aiordma._native import Lease, Pool, Slab
 from aiordma._requests.registrations import RegistrationCache
-from aiordma.verbs import MemoryRegion, ProtectionDomain
-from aiordma.verbs.memory import retire_all
+from aiordma.verbs import ProtectionDomain
+from aiordma.verbs.memory import MemoryRegion, retire_all
 
 __all__ = ("SLAB", "BufferPool", "Lease")
 

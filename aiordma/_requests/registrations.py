@@ -22,9 +22,8 @@ from aiordma._base.arguments import whole_number
 from aiordma._base.errors import VerbsCallError
 from aiordma._base.process import reentrant_lock
 from aiordma._loop.event_loop import EventLoop
-from aiordma.verbs import MemoryRegion, MemorySlice
 from aiordma.verbs.buffers import address_of
-from aiordma.verbs.memory import retire_all, retire_or_log
+from aiordma.verbs.memory import MemoryRegion, MemorySlice, retire_all, retire_or_log
 
 __all__ = ("LentRegistration", "RegistrationCache")
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from aiordma._loop.event_loop import EventLoop, Waiter
 from aiordma._native import WorkRequest, given
-from aiordma.verbs import WorkCompletion
+from aiordma.verbs.completion import WorkCompletion
 
 __all__ = ("Entry", "Holdable", "RequestOwner", "WorkRequest", "fail_all")
 

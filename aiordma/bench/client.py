@@ -20,9 +20,7 @@ from aiordma import (
     Connection,
     ConnectionOptions,
     Datagram,
-    LocalMemory,
     MemorySlice,
-    Opening,
     RemoteMemory,
     WorkRequest,
     connect,
@@ -40,6 +38,8 @@ from aiordma.bench.timing import (
     timed_pipeline,
 )
 from aiordma.bench.workload import Workload
+from aiordma.types import Opening
+from aiordma.verbs import LocalMemory
 
 __all__ = ("measure",)
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from aiordma import Context, Device, DeviceAttributes, GidEntry, GidType, RdmaError
+from aiordma import RdmaError
 from aiordma.cli.options import device_names
 from aiordma.cli.running import fail, one_line, reporting
+from aiordma.verbs import Context, Device, DeviceAttributes, GidEntry, GidType
 
 __all__ = ("describe", "info")
 

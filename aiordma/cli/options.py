@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from aiordma import Device
 from aiordma._base.provider import CLASSES, Requirement
+from aiordma.verbs import Device
 
 __all__ = (
     "KEEPALIVE",

@@ -15,9 +15,10 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import aiordma
-from aiordma import Context, Device, EventChannel, GidEntry, GidType, Identifier, RdmaError
+from aiordma import RdmaError
 from aiordma.cli.containers import container_of
 from aiordma.cli.running import one_line
+from aiordma.verbs import Context, Device, EventChannel, GidEntry, GidType, Identifier
 
 __all__ = (
     "SOFTWARE",

@@ -6,6 +6,7 @@ asyncio transports.
     reader, writer = await aiordma.streams.open_connection("192.0.2.1", 7472)
 """
 
+from aiordma._base.errors import StreamProtocolError
 from aiordma.streams.loop import StreamEventLoop, new_event_loop
 from aiordma.streams.opening import (
     StreamListener,
@@ -29,6 +30,7 @@ __all__ = (
     "StreamEventLoop",
     "StreamListener",
     "StreamOptions",
+    "StreamProtocolError",
     "StreamServer",
     "StreamSocket",
     "StreamTransport",

@@ -19,7 +19,8 @@ from aiordma._base.errors import (
 )
 from aiordma._base.provider import Provider, usual_provider
 from aiordma._native import ffi, lib
-from aiordma.verbs import AddressVector, Resource
+from aiordma.verbs.address import AddressVector
+from aiordma.verbs.resource import Resource
 
 __all__ = ("Event", "EventChannel")
 

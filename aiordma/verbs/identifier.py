@@ -41,18 +41,12 @@ from aiordma._base.process import here
 from aiordma._base.provider import Provider
 from aiordma._base.socket_address import SocketAddress, pack_address, unpack_address
 from aiordma._native import ffi, lib
-from aiordma.verbs import (
-    Capacity,
-    CompletionQueue,
-    Context,
-    ProtectionDomain,
-    QueuePair,
-    RawSharedReceiveQueue,
-    Resource,
-)
-from aiordma.verbs.device import name_of
+from aiordma.verbs.completion import CompletionQueue
+from aiordma.verbs.device import Context, ProtectionDomain, name_of
 from aiordma.verbs.event_channel import Event, EventChannel
-from aiordma.verbs.queue_pair import checked_service, modify_arguments
+from aiordma.verbs.queue_pair import Capacity, QueuePair, checked_service, modify_arguments
+from aiordma.verbs.resource import Resource
+from aiordma.verbs.shared_receive import RawSharedReceiveQueue
 
 __all__ = ("Event", "EventChannel", "Identifier")
 

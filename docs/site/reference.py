@@ -20,7 +20,7 @@ from typing import Any
 import aiordma
 import aiordma.streams
 import aiordma.testing
-from aiordma import verbs
+from aiordma import types, verbs
 
 __all__ = (
     "INDEX",
@@ -54,7 +54,7 @@ INTEGRATIONS: dict[str, tuple[ModuleType, str]] = {
 }
 """The modules that put aiordma into other packages, and an introduction to each."""
 
-_MODULES = (aiordma, verbs, aiordma.streams, aiordma.testing)
+_MODULES = (aiordma, types, verbs, aiordma.streams, aiordma.testing)
 _MODULES += tuple(module for module, _ in INTEGRATIONS.values())
 
 PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -69,12 +69,12 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "reconnecting",
             "Reconnecting",
             "Session",
-            "ConnectKeywords",
+            "types.ConnectKeywords",
             "open_datagram",
             "open_domain",
             "open_shared_receive",
             "open_queue_pair",
-            "Opening",
+            "types.Opening",
             "resolve",
             "ResolvedAddress",
             "devices",
@@ -84,10 +84,15 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "options": (
         "Options of a connection",
-        "`connect`, `listen` and the other openers take these as keyword arguments. "
+        "`connect`, `listen` and the other openers take them as `options=`. "
         "[Sizing and memory](../memory.md) says how to choose the numbers, and "
         "[dead peers and time-outs](../dead-peers.md) the times.",
-        ("ConnectionOptions", "ConnectionKeywords", "ConnectionParameters", "Ece"),
+        (
+            "ConnectionOptions",
+            "types.ConnectionKeywords",
+            "verbs.ConnectionParameters",
+            "verbs.Ece",
+        ),
     ),
     "connection": (
         "Connection",
@@ -105,12 +110,12 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "[Observability](../observability.md) explains them.",
         (
             "statistics",
-            "DeviceStatistics",
-            "RequestStatistics",
-            "ListenerStatistics",
+            "types.DeviceStatistics",
+            "types.RequestStatistics",
+            "types.ListenerStatistics",
             "trace",
-            "Trace",
-            "TracedRequest",
+            "types.Trace",
+            "types.TracedRequest",
         ),
     ),
     "memory": (
@@ -118,23 +123,23 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "",
         (
             "RemoteMemory",
-            "LocalMemory",
-            "RegistrableMemory",
+            "verbs.LocalMemory",
+            "verbs.RegistrableMemory",
             "MemoryRegion",
             "MemorySlice",
             "Access",
-            "RegistrationCache",
+            "types.RegistrationCache",
             "Domain",
             "Grant",
             "BoundWindow",
-            "MemoryWindow",
-            "MemoryWindowType",
+            "verbs.MemoryWindow",
+            "verbs.MemoryWindowType",
         ),
     ),
     "shared-receive": (
         "Shared receive queues",
         "",
-        ("SharedReceiveQueue", "RawSharedReceiveQueue"),
+        ("SharedReceiveQueue", "verbs.RawSharedReceiveQueue"),
     ),
     "datagrams": (
         "Datagrams and multicast",
@@ -142,13 +147,13 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         (
             "Datagram",
             "DatagramMessage",
-            "DatagramArrival",
-            "DatagramReceive",
+            "types.DatagramArrival",
+            "types.DatagramReceive",
             "DatagramPeer",
             "MulticastGroup",
-            "AddressVector",
-            "AddressHandle",
-            "GRH_BYTES",
+            "verbs.AddressVector",
+            "verbs.AddressHandle",
+            "verbs.GRH_BYTES",
         ),
     ),
     "errors": (
@@ -165,19 +170,19 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "PeerGoneError",
             "DisconnectedError",
             "DeviceRemovedError",
-            "StreamProtocolError",
+            "streams.StreamProtocolError",
             "MulticastError",
             "WorkCompletionError",
             "FlushedError",
-            "PeerFlushedError",
-            "LocalAccessError",
-            "LocalLengthError",
-            "LocalProtectionError",
-            "LocalQueuePairError",
+            "verbs.PeerFlushedError",
+            "verbs.LocalAccessError",
+            "verbs.LocalLengthError",
+            "verbs.LocalProtectionError",
+            "verbs.LocalQueuePairError",
             "ReceiverNotReadyError",
             "RemoteAccessError",
-            "RemoteInvalidRequestError",
-            "RemoteOperationError",
+            "verbs.RemoteInvalidRequestError",
+            "verbs.RemoteOperationError",
             "RetryExceededError",
             "VerbsCallError",
             "PartialPostError",
@@ -197,7 +202,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "streams": (
         "aiordma.streams",
         "[Byte streams](../streams.md) explains them.",
-        tuple(f"streams.{name}" for name in aiordma.streams.__all__),
+        tuple(f"streams.{name}" for name in aiordma.streams.__all__ if not name.endswith("Error")),
     ),
     "testing": (
         "aiordma.testing",
@@ -208,25 +213,25 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Verbs without an event loop",
         "[The verbs table](../verbs.md) has the C function of each.",
         (
-            "Device",
-            "Context",
-            "DeviceAttributes",
-            "PortAttributes",
-            "GidEntry",
-            "ProtectionDomain",
-            "CompletionQueue",
-            "CompletionChannel",
-            "QueuePair",
-            "QueuePairAttributes",
-            "Capacity",
-            "Sge",
-            "DmabufRegion",
-            "SendWork",
+            "verbs.Device",
+            "verbs.Context",
+            "verbs.DeviceAttributes",
+            "verbs.PortAttributes",
+            "verbs.GidEntry",
+            "verbs.ProtectionDomain",
+            "verbs.CompletionQueue",
+            "verbs.CompletionChannel",
+            "verbs.QueuePair",
+            "verbs.QueuePairAttributes",
+            "verbs.Capacity",
+            "verbs.Sge",
+            "verbs.DmabufRegion",
+            "verbs.SendWork",
             "QueuePairAddress",
             "UnmanagedConnection",
-            "AsyncEvents",
-            "AsyncEvent",
-            "Resource",
+            "verbs.AsyncEvents",
+            "verbs.AsyncEvent",
+            "verbs.Resource",
             "verbs.MOST_LID",
             "verbs.RawPart",
             "verbs.CompletionModerationCapabilities",
@@ -240,30 +245,30 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "connection-manager": (
         "Connection manager objects",
         "[The connection manager](../connection-manager.md) lists its events.",
-        ("EventChannel", "CmEvent", "Identifier"),
+        ("verbs.EventChannel", "verbs.CmEvent", "verbs.Identifier"),
     ),
     "enums": (
         "Enumerations",
         "The values are those of the C headers.",
         (
-            "AsyncEventType",
-            "AtomicCapability",
-            "CmEventType",
-            "CompletionQueueFlag",
-            "GidType",
-            "LinkLayer",
-            "MemoryAdvice",
-            "Mtu",
-            "PortSpace",
-            "PortState",
-            "QueuePairState",
-            "QueuePairType",
-            "SendFlag",
-            "Transport",
-            "WorkCompletionFlag",
-            "WorkCompletionOpcode",
-            "WorkCompletionStatus",
-            "WorkRequestOpcode",
+            "verbs.AsyncEventType",
+            "verbs.AtomicCapability",
+            "verbs.CmEventType",
+            "verbs.CompletionQueueFlag",
+            "verbs.GidType",
+            "verbs.LinkLayer",
+            "verbs.MemoryAdvice",
+            "verbs.Mtu",
+            "verbs.PortSpace",
+            "verbs.PortState",
+            "verbs.QueuePairState",
+            "verbs.QueuePairType",
+            "verbs.SendFlag",
+            "verbs.Transport",
+            "verbs.WorkCompletionFlag",
+            "verbs.WorkCompletionOpcode",
+            "verbs.WorkCompletionStatus",
+            "verbs.WorkRequestOpcode",
             "verbs.DeviceCapability",
             "verbs.OnDemandOperation",
             "verbs.OnDemandPaging",
@@ -367,12 +372,12 @@ def _described(name: str) -> Iterator[str]:
 
 
 _DATA = {
-    "GRH_BYTES": "The bytes of the GRH before each datagram in its receive.",
+    "verbs.GRH_BYTES": "The bytes of the GRH before each datagram in its receive.",
     "verbs.RawPart": "The type of a part of a raw work request: registered memory, `Sge`, or, in "
     "an inline request, any buffer.",
-    "LocalMemory": "The type of memory that can be posted: any object with a buffer "
+    "verbs.LocalMemory": "The type of memory that can be posted: any object with a buffer "
     "(`collections.abc.Buffer`), a `MemoryRegion` or a slice of one.",
-    "RegistrableMemory": "The type of memory that can be registered: any object with a buffer, "
+    "verbs.RegistrableMemory": "The type of memory that can be registered: any object with a buffer, "
     "and arrays and tensors that describe their memory in another form: "
     "`Connection.register` lists them.",
     "verbs.MOST_LID": "The highest LID of one device (unicast).",

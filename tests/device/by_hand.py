@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiordma
-from aiordma import (
-    Access,
+from aiordma import Access
+from aiordma.verbs import (
     AddressVector,
     Capacity,
     CompletionChannel,
@@ -27,7 +27,7 @@ REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 class End:
     """One queue pair and what it works with."""
 
-    domain: aiordma.ProtectionDomain
+    domain: aiordma.verbs.ProtectionDomain
     channel: CompletionChannel
     queue: CompletionQueue
     pair: QueuePair
@@ -63,7 +63,8 @@ class End:
 
 @contextmanager
 def end_in(
-    domain: aiordma.ProtectionDomain, shared_receive: aiordma.RawSharedReceiveQueue | None = None
+    domain: aiordma.verbs.ProtectionDomain,
+    shared_receive: aiordma.verbs.RawSharedReceiveQueue | None = None,
 ) -> Iterator[End]:
     with (
         CompletionChannel(domain.context) as channel,

@@ -3,7 +3,7 @@
 import select
 from contextlib import ExitStack
 
-from aiordma import CmEvent, CmEventType, EventChannel, Identifier
+from aiordma.verbs import CmEvent, CmEventType, EventChannel, Identifier
 from tests.devices import ADDRESS
 
 

@@ -25,7 +25,7 @@ async def main(address: str, kind: str, port: str) -> None:
         port: the port; "0": any.
         kind: "echo", or "silent": post no receives, so that messages wait.
     """
-    options: aiordma.ConnectionKeywords = {"receive_buffers": 0} if kind == "silent" else {}
+    options: aiordma.types.ConnectionKeywords = {"receive_buffers": 0} if kind == "silent" else {}
     async with aiordma.listen(address, int(port), **options) as listener:
         print(listener.port, os.getpid(), flush=True)
         if kind == "silent":

@@ -6,14 +6,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import aiordma
-from aiordma import (
+from aiordma import MemoryRegion
+from aiordma.verbs import (
     Capacity,
     CmEventType,
     CompletionQueue,
     ConnectionParameters,
     EventChannel,
     Identifier,
-    MemoryRegion,
     QueuePair,
     SendFlag,
 )
@@ -26,7 +26,7 @@ class End:
 
     pair: QueuePair
     queue: CompletionQueue
-    domain: aiordma.ProtectionDomain
+    domain: aiordma.verbs.ProtectionDomain
 
     def completion(self) -> aiordma.WorkCompletion:
         while True:

@@ -9,15 +9,15 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 import anyio
 from anyio import to_thread
 
-from aiordma import (
+from aiordma import RemoteMemory
+from aiordma._base.provider import SOFTWARE
+from aiordma.verbs import (
     CmEventType,
     ConnectionParameters,
     EventChannel,
     QueuePairState,
-    RemoteMemory,
     WorkRequestOpcode,
 )
-from aiordma._base.provider import SOFTWARE
 from tests.device.identifiers import expect, next_event, resolved
 from tests.device.test_own_queue_pairs import End
 from tests.devices import ADDRESS, DEVICE

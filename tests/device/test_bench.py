@@ -137,7 +137,7 @@ def test_gid_index_and_service_level_are_those_of_the_datagrams(
     device: DeviceUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolve = aiordma.Datagram.resolve
-    found: list[tuple[bytes, aiordma.AddressVector]] = []
+    found: list[tuple[bytes, aiordma.verbs.AddressVector]] = []
 
     async def resolving(self: aiordma.Datagram, *arguments: Any, **keywords: Any) -> Any:
         peer = await resolve(self, *arguments, **keywords)
@@ -145,7 +145,7 @@ def test_gid_index_and_service_level_are_those_of_the_datagrams(
         return peer
 
     monkeypatch.setattr(aiordma.Datagram, "resolve", resolving)
-    with aiordma.Device(device.name).open() as context:
+    with aiordma.verbs.Device(device.name).open() as context:
         entries = [each for each in context.gid_table() if ":" in each.address]
     usual = next(each for each in entries if each.address == IPV6)
     # Another address than the connection manager's choice, if there is one. (The loopback

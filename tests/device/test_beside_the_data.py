@@ -9,7 +9,8 @@ import anyio.lowlevel
 import pytest
 
 import aiordma
-from aiordma import Access, RemoteMemory, WorkCompletionOpcode
+from aiordma import Access, RemoteMemory
+from aiordma.verbs import WorkCompletionOpcode
 from tests.device.players import OWN_RECEIVES, REMOTE, connected, one_loop
 from tests.internals import free_sends, pool_of
 
@@ -60,7 +61,7 @@ async def test_immediate_data_reaches_receives_of_the_users_own() -> None:
         await client.post_sendv([b"ab", b"cd"], immediate=2**32 - 1, solicited=True)
         completion = await receive
         assert (completion.immediate, completion.byte_len) == (2**32 - 1, 4)
-        assert completion.flags & aiordma.WorkCompletionFlag.WITH_IMM
+        assert completion.flags & aiordma.verbs.WorkCompletionFlag.WITH_IMM
         assert buffer[:4] == b"abcd"
 
 

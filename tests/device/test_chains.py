@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import RemoteMemory, WorkCompletionOpcode
+from aiordma import RemoteMemory
+from aiordma.verbs import WorkCompletionOpcode
 from tests.device.players import OWN_RECEIVES, REMOTE, connected, one_loop
 from tests.internals import drain_of, free_sends, hub_of, pool_of, queue_pair_of, unposted_of
 

@@ -149,7 +149,7 @@ def test_info_describes_the_device(device: DeviceUnderTest) -> None:
     assert done.returncode == 0, done.stderr
     (shown,) = json.loads(done.stdout)["devices"]
     assert (shown["name"], shown["kind"]) == (device.name, KINDS[device.driver])
-    with aiordma.Device(device.name).open() as context:
+    with aiordma.verbs.Device(device.name).open() as context:
         assert shown["attributes"]["max_qp"] == context.query().max_qp
         assert shown["attributes"]["node_guid"] == f"{context.query().node_guid:016x}"
         (port,) = shown["ports"]

@@ -11,10 +11,11 @@ from typing import Any, cast
 import pytest
 
 import aiordma
+from aiordma import MemoryRegion
 from aiordma._endpoint.domain_state import start_deregistering
 from aiordma._endpoint.registration import make_in_thread
 from aiordma._loop.threads import DESTROYS, calls_under_way
-from aiordma.verbs import AddressHandle, MemoryRegion, ProtectionDomain
+from aiordma.verbs import AddressHandle, ProtectionDomain
 from aiordma.verbs.identifier import Identifier
 from tests.connections import connect_to
 from tests.device.own_loops import (

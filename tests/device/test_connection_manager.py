@@ -13,12 +13,8 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import (
-    CmEventType,
-    EventChannel,
-    Identifier,
-)
 from aiordma._base.enums import QueuePairAttribute
+from aiordma.verbs import CmEventType, EventChannel, Identifier
 from tests.device.identifiers import expect, no_event
 from tests.device.players import both_ways, connected, one_loop
 from tests.devices import ADDRESS, DeviceUnderTest
@@ -31,7 +27,7 @@ anyio_test = pytest.mark.anyio
 
 def test_calls_that_need_a_device_are_refused_without_one() -> None:
     """librdmacm would follow a null pointer."""
-    parameters = aiordma.ConnectionParameters()
+    parameters = aiordma.verbs.ConnectionParameters()
     with EventChannel() as channel, Identifier(channel) as identifier:
         uses: dict[str, Callable[[], object]] = {
             "rdma_cm_id": identifier.context,
@@ -47,7 +43,7 @@ def test_calls_that_need_a_device_are_refused_without_one() -> None:
             identifier.disconnect()
         assert no.value.errno == errno.EINVAL
         with pytest.raises(aiordma.VerbsCallError, match="rdma_init_qp_attr"):
-            identifier.init_qp_attr(aiordma.QueuePairState.INIT)
+            identifier.init_qp_attr(aiordma.verbs.QueuePairState.INIT)
         with pytest.raises(aiordma.VerbsCallError, match="rdma_join_multicast"):
             identifier.join_multicast("239.1.2.3")
 
@@ -194,7 +190,7 @@ def test_migrating_to_a_closed_channel_is_refused_with_nothing_lost() -> None:
 @anyio_test
 async def test_the_connection_managers_devices_are_listed(device: DeviceUnderTest) -> None:
     found = await aiordma.devices()
-    assert [each.name for each in found] == aiordma.Device.names()
+    assert [each.name for each in found] == aiordma.verbs.Device.names()
     assert device.name in [each.name for each in found]
     with found[0].open() as context:
         assert context.device_name == found[0].name
@@ -212,18 +208,21 @@ async def test_names_are_resolved_as_librdmacm_does() -> None:
     (theirs,) = await aiordma.resolve(ADDRESS, no_route=True)
     assert (theirs.source, theirs.destination) == (None, (ADDRESS, 0))
     assert theirs.family is socket.AddressFamily.AF_INET
-    assert theirs.service is aiordma.QueuePairType.RC
-    assert theirs.port_space is aiordma.PortSpace.TCP
+    assert theirs.service is aiordma.verbs.QueuePairType.RC
+    assert theirs.port_space is aiordma.verbs.PortSpace.TCP
     for family, address in (("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")):
         try:
             socket.getaddrinfo("localhost", 1, socket.AddressFamily[family])
         except socket.gaierror:
             continue  # nor does this machine's resolver know it
         (local,) = await aiordma.resolve(
-            "localhost", 1, family=socket.AddressFamily[family], port_space=aiordma.PortSpace.UDP
+            "localhost",
+            1,
+            family=socket.AddressFamily[family],
+            port_space=aiordma.verbs.PortSpace.UDP,
         )
         assert local.destination == (address, 1)
-        assert local.service is aiordma.QueuePairType.UD
+        assert local.service is aiordma.verbs.QueuePairType.UD
 
 
 @anyio_test

@@ -75,7 +75,7 @@ async def test_datagram_sockets_use_the_completion_vector_they_ask_for() -> None
 
 @one_loop
 async def test_connection_refuses_a_missing_completion_vector(device: DeviceUnderTest) -> None:
-    with aiordma.Device(device.name).open() as context:
+    with aiordma.verbs.Device(device.name).open() as context:
         count = context.num_comp_vectors
     said = rf"^comp_vector={count}: {device.name} has 0\.\.{count - 1}$"
     with pytest.raises(ValueError, match=said):
@@ -134,7 +134,7 @@ async def test_connections_with_one_queue_size_share_a_queue(device: DeviceUnder
 
 @one_loop
 async def test_connection_refuses_a_queue_size_it_cannot_use(device: DeviceUnderTest) -> None:
-    with aiordma.Device(device.name).open() as context:
+    with aiordma.verbs.Device(device.name).open() as context:
         most = context.query().max_cqe
     for cqe in (19, most + 1):
         options = aiordma.ConnectionOptions(max_send_wr=12, receive_buffers=8, cqe=cqe)
@@ -164,9 +164,9 @@ async def test_shared_queue_grows_into_its_completion_queue() -> None:
 
 
 @by_hand
-@pytest.mark.parametrize("mtu", [aiordma.Mtu.MTU_256, aiordma.Mtu.MTU_1024])
+@pytest.mark.parametrize("mtu", [aiordma.verbs.Mtu.MTU_256, aiordma.verbs.Mtu.MTU_1024])
 async def test_queue_pairs_use_the_path_they_are_given(
-    device: DeviceUnderTest, mtu: aiordma.Mtu
+    device: DeviceUnderTest, mtu: aiordma.verbs.Mtu
 ) -> None:
     opened: dict[str, Any] = {"gid_index": GID_INDEX, "pkey_index": 0}
     async with (
@@ -191,7 +191,7 @@ async def test_queue_pairs_use_the_path_they_are_given(
 @by_hand
 @one_loop
 async def test_queue_pair_refuses_a_missing_partition_key(device: DeviceUnderTest) -> None:
-    with aiordma.Device(device.name).open() as context:
+    with aiordma.verbs.Device(device.name).open() as context:
         count = context.query_port().pkey_tbl_len
     with pytest.raises(
         ValueError, match=rf"^pkey_index={count}: {device.name} has 0\.\.{count - 1}$"

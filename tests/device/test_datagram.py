@@ -401,7 +401,7 @@ async def test_lookups_of_silent_peers_hold_up_nobody_else(monkeypatch: pytest.M
     """As many as the send queue has slots. Their addresses are looked up by the kernel."""
     silent, answered = bytes(15) + b"\x01", threading.Event()
 
-    def looked_up(domain: ProtectionDomain, vector: aiordma.AddressVector) -> AddressHandle:
+    def looked_up(domain: ProtectionDomain, vector: aiordma.verbs.AddressVector) -> AddressHandle:
         if vector.gid == silent:
             assert answered.wait(30)
             raise aiordma.VerbsCallError(errno.ETIMEDOUT, "ibv_create_ah")

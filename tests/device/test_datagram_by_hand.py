@@ -10,8 +10,12 @@ from typing import Any, cast
 import pytest
 
 import aiordma
-from aiordma import (
-    Access,
+from aiordma import Access, MemoryRegion, RemoteMemory
+from aiordma._base.enums import CmEventType, PortSpace
+from aiordma._datagram.local_gid import find_gid
+from aiordma.verbs import (
+    GRH_BYTES,
+    AddressHandle,
     AddressVector,
     AsyncEvent,
     AsyncEventType,
@@ -20,19 +24,15 @@ from aiordma import (
     Device,
     EventChannel,
     Identifier,
-    MemoryRegion,
     QueuePair,
     QueuePairState,
     QueuePairType,
     RawSharedReceiveQueue,
-    RemoteMemory,
     SendFlag,
+    SendWork,
     WorkCompletionStatus,
     WorkRequestOpcode,
 )
-from aiordma._base.enums import CmEventType, PortSpace
-from aiordma._datagram.local_gid import find_gid
-from aiordma.verbs import GRH_BYTES, AddressHandle, SendWork
 from aiordma.verbs.memory import gather
 from tests.conftest import DEVICE
 from tests.device.identifiers import expect

@@ -11,24 +11,25 @@ from contextlib import ExitStack
 import pytest
 
 import aiordma
-from aiordma import (
+from aiordma import MemoryRegion
+from aiordma._base.connection_parameters import ConnectionParameters
+from aiordma._base.enums import PortSpace
+from aiordma._datagram.peer import UDP_QKEY
+from aiordma.verbs import (
+    AddressHandle,
     Capacity,
     CmEvent,
     CmEventType,
     CompletionQueue,
     EventChannel,
     Identifier,
-    MemoryRegion,
     ProtectionDomain,
     QueuePair,
     QueuePairType,
     SendFlag,
+    SendWork,
     WorkRequestOpcode,
 )
-from aiordma._base.connection_parameters import ConnectionParameters
-from aiordma._base.enums import PortSpace
-from aiordma._datagram.peer import UDP_QKEY
-from aiordma.verbs import AddressHandle, SendWork
 from aiordma.verbs.memory import gather
 from tests.conftest import DEVICE
 from tests.device.identifiers import expect, no_event

@@ -34,7 +34,9 @@ MEMORY = pytest.mark.parametrize(
 @asynccontextmanager
 async def registered(
     *, udmabuf: bool | None = None, access: Access = REMOTE, **options: Any
-) -> AsyncIterator[tuple[aiordma.Connection, aiordma.Connection, Pages, aiordma.DmabufRegion]]:
+) -> AsyncIterator[
+    tuple[aiordma.Connection, aiordma.Connection, Pages, aiordma.verbs.DmabufRegion]
+]:
     """Yield (client, server), and memory of the server's that begins 64 bytes into the second page.
 
     The descriptor is closed, and the address is none of this process's.

@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import Access
+from aiordma import Access, MemoryRegion
 from aiordma._base.provider import SOFTWARE
-from aiordma.verbs import AddressHandle, MemoryRegion
+from aiordma.verbs import AddressHandle
 from tests.connections import connect_to
 from tests.device.players import REMOTE, Outcome, both_ways, one_loop, until
 from tests.devices import ADDRESS, DEVICE, NOT_OURS, kernel_objects

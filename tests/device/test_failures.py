@@ -28,9 +28,9 @@ ECHO_SERVER = Path(__file__).resolve().parents[2] / "examples" / "echo_server.py
 # specification says REM_INV_REQ_ERR to the sender and LOC_LEN_ERR to the receiver; rxe of Linux
 # 6.1 says otherwise; on iWARP a SEND has ended before the peer looks at it.
 TOO_LONG: dict[str, tuple[type[Exception] | None, type[Exception]]] = {
-    "rxe": (aiordma.RemoteOperationError, aiordma.LocalQueuePairError),
-    "siw": (None, aiordma.LocalLengthError),
-    "software": (aiordma.RemoteInvalidRequestError, aiordma.LocalLengthError),
+    "rxe": (aiordma.verbs.RemoteOperationError, aiordma.verbs.LocalQueuePairError),
+    "siw": (None, aiordma.verbs.LocalLengthError),
+    "software": (aiordma.verbs.RemoteInvalidRequestError, aiordma.verbs.LocalLengthError),
 }
 
 
@@ -39,7 +39,7 @@ async def send_too_long(connection: aiordma.Connection, length: int, driver: str
     expected, _ = TOO_LONG[driver]
     if expected is None:
         # siw completes a SEND once TCP has its bytes, unless the peer's reset is faster.
-        with contextlib.suppress(aiordma.LocalQueuePairError):
+        with contextlib.suppress(aiordma.verbs.LocalQueuePairError):
             await connection.send(bytes(length))
         return
     with pytest.raises(expected, match=f"SEND of {length} bytes.*receive_size="):
@@ -59,7 +59,7 @@ async def test_a_message_longer_than_its_receive_breaks_both_ends_with_their_err
         with pytest.raises(aiordma.FlushedError) as flushed:
             await spare
         assert alike(flushed.value.__cause__, received.value)
-        either = (anyio.EndOfStream, aiordma.LocalQueuePairError)  # as the SEND ended
+        either = (anyio.EndOfStream, aiordma.verbs.LocalQueuePairError)  # as the SEND ended
         with pytest.raises(TOO_LONG[device.driver][0] or either):
             await client.receive()
         assert not client.is_connected

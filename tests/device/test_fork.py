@@ -203,13 +203,13 @@ def test_an_inherited_loop_logs_that_its_servers_do_not_serve(
 @pytest.mark.promise("Fork safety")
 def test_synchronous_objects_are_the_parents_too() -> None:
     with (
-        aiordma.Device(DEVICE).open() as context,
+        aiordma.verbs.Device(DEVICE).open() as context,
         context.alloc_pd() as domain,
-        aiordma.CompletionQueue(context, 16) as queue,
+        aiordma.verbs.CompletionQueue(context, 16) as queue,
         aiordma.MemoryRegion(domain, bytearray(8)) as region,
-        aiordma.EventChannel(DEVICE) as channel,
-        aiordma.Identifier(channel) as identifier,
-        aiordma.Identifier(channel) as other,
+        aiordma.verbs.EventChannel(DEVICE) as channel,
+        aiordma.verbs.Identifier(channel) as identifier,
+        aiordma.verbs.Identifier(channel) as other,
     ):
         identifier.resolve_address(ADDRESS, 7471, None, 5000)
         select.select([channel.fd], [], [])
@@ -265,13 +265,13 @@ def test_fork_error_names_the_librdmacm_workaround(
         for call in (
             lambda: anyio.run(aiordma.listen, ADDRESS),
             lambda: anyio.run(lambda: aiordma.connect(ADDRESS, 1, device=device.name)),
-            lambda: aiordma.EventChannel(device.name),
+            lambda: aiordma.verbs.EventChannel(device.name),
             lambda: anyio.run(aiordma.devices),
         ):
             with pytest.raises(aiordma.ForkError, match=r'spawn.*device="software"'):
                 call()
         # Which works, and so does what does without librdmacm.
-        with aiordma.Device(device.name).open() as context, context.alloc_pd():
+        with aiordma.verbs.Device(device.name).open() as context, context.alloc_pd():
             pass
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AIORDMA_DEVICE", "software")

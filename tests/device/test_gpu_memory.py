@@ -193,7 +193,7 @@ async def test_peer_reads_and_writes_the_tensor(gpu: Gpu, kind: Any) -> None:
     tensor = kind()
     async with connected() as (client, server):
         region = server.register(tensor, REMOTE)
-        assert isinstance(region, aiordma.DmabufRegion)
+        assert isinstance(region, aiordma.verbs.DmabufRegion)
         assert (region.address, region.length) == (tensor.pointer, 1000)
         await client.write(b"g" * 1000, region.remote())
         assert gpu.bytes_of(tensor) == b"g" * 1000
@@ -262,7 +262,7 @@ def test_tensor_outlives_a_collected_region_in_use(gpu: Gpu) -> None:
     """A GPU's allocator could give the tensor's memory to another one, while the device writes."""
 
     def forget() -> None:
-        domain = aiordma.ProtectionDomain(aiordma.Device("software").open())
+        domain = aiordma.verbs.ProtectionDomain(aiordma.verbs.Device("software").open())
         gpu_memory.register_anywhere(domain, Lent(), None)[:]._hold()
 
     with warnings.catch_warnings():
@@ -366,7 +366,7 @@ async def test_other_memory_than_cudas_is_refused(kind: Any) -> None:
 
 
 def test_memory_region_names_the_calls_for_gpus(gpu: Gpu, device: DeviceUnderTest) -> None:
-    with aiordma.Device(device.name).open() as context, context.alloc_pd() as domain:
+    with aiordma.verbs.Device(device.name).open() as context, context.alloc_pd() as domain:
         for kind in KINDS:
             with pytest.raises(aiordma.NotSupportedError, match=r"use Connection\.register"):
                 aiordma.MemoryRegion(domain, kind())

@@ -345,16 +345,16 @@ async def test_cancelling_a_grant_that_waits_for_the_send_queue_leaves_nothing()
 async def test_a_driver_that_refuses_the_end_ends_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real, refusals = aiordma.MemoryWindow._destroy, [errno.EBUSY]
+    real, refusals = aiordma.verbs.MemoryWindow._destroy, [errno.EBUSY]
 
-    def destroy(window: aiordma.MemoryWindow) -> None:
+    def destroy(window: aiordma.verbs.MemoryWindow) -> None:
         if refusals:
             raise aiordma.VerbsCallError(refusals.pop(), "ibv_dealloc_mw")
         real(window)
 
     async with started() as (_, server):
         grant = await server.grant(bytearray(64), REMOTE)
-        monkeypatch.setattr(aiordma.MemoryWindow, "_destroy", destroy)
+        monkeypatch.setattr(aiordma.verbs.MemoryWindow, "_destroy", destroy)
         with pytest.raises(aiordma.VerbsCallError, match="ibv_dealloc_mw"):
             await grant.aclose()
         assert isinstance(await server.ended(), aiordma.VerbsCallError)

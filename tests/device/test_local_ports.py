@@ -11,9 +11,10 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import Identifier, VerbsCallError
+from aiordma import VerbsCallError
 from aiordma._connection.local_ports import MOST_ATTEMPTS
 from aiordma.streams import Stream, connect_stream, listen_stream
+from aiordma.verbs import Identifier
 from tests.device.players import both_ways, connected, one_loop
 from tests.devices import ADDRESS
 

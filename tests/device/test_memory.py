@@ -249,7 +249,7 @@ async def test_a_connection_does_not_remember_every_region_it_ever_had() -> None
 async def test_memory_registered_by_hand_in_another_domain_is_refused(device: Any) -> None:
     async with connected() as (client, server):
         with (
-            aiordma.Device(device.name).open() as context,
+            aiordma.verbs.Device(device.name).open() as context,
             context.alloc_pd() as domain,
             MemoryRegion(domain, bytearray(8)) as region,
         ):

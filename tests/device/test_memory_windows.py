@@ -7,14 +7,8 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import (
-    Access,
-    BoundWindow,
-    Connection,
-    MemoryWindowType,
-    RemoteMemory,
-    WorkCompletionOpcode,
-)
+from aiordma import Access, BoundWindow, Connection, RemoteMemory
+from aiordma.verbs import MemoryWindowType, WorkCompletionOpcode
 from tests.device.players import both_ways, connected, one_loop
 from tests.internals import endpoint_of, free_sends
 

@@ -9,8 +9,8 @@ import numpy
 import pytest
 
 import aiordma
-from aiordma import WorkCompletionOpcode as Opcode
 from aiordma._endpoint.staging import COPY_LIMIT, THREAD_LIMIT
+from aiordma.verbs import WorkCompletionOpcode as Opcode
 from tests.device.players import OWN_RECEIVES, both_ways, connected
 from tests.internals import pool_of, queue_pair_of
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 ASKED = aiordma.ConnectionOptions(responder_resources=2, initiator_depth=4)
 
 
-async def asked(listener: aiordma.Listener, **options: Any) -> aiordma.ConnectionParameters:
+async def asked(listener: aiordma.Listener, **options: Any) -> aiordma.verbs.ConnectionParameters:
     """What a listener is shown of a client that asks for these, and is refused."""
     connecting = Outcome()
     async with anyio.create_task_group() as group:
@@ -65,7 +65,7 @@ async def test_a_request_shows_the_ece_or_says_why_not(device: DeviceUnderTest) 
             with pytest.raises(aiordma.NotSupportedError, match="ECE"):
                 _ = request.ece
         else:
-            assert request.ece == aiordma.Ece(0, 0)
+            assert request.ece == aiordma.verbs.Ece(0, 0)
         await request.reject()
         with pytest.raises(aiordma.ClosedError, match="answered"):
             _ = request.ece
@@ -77,7 +77,7 @@ async def test_a_query_shows_what_is_in_force(device: DeviceUnderTest) -> None:
     ) as (client, server):
         found = client.query()
         if not device.lacks("queue_pair_state"):
-            assert found.qp_state is aiordma.QueuePairState.RTS
+            assert found.qp_state is aiordma.verbs.QueuePairState.RTS
         assert found.cap.max_send_wr >= 40
         assert server.query().cap.max_recv_wr >= server.options.max_recv_wr
     with pytest.raises(aiordma.ClosedError):
@@ -133,7 +133,7 @@ async def test_connection_has_the_objects_it_was_made_with(device: DeviceUnderTe
         assert client.context is server.context
         assert client.domain is server.domain
         assert client.context.device_name == client.device_name
-        assert client.context.query_port(1).state is aiordma.PortState.ACTIVE
+        assert client.context.query_port(1).state is aiordma.verbs.PortState.ACTIVE
         # Memory of that domain works for the connection, and is not closed with it.
         memory = bytearray(b"registered by the domain")
         with aiordma.MemoryRegion(client.domain, memory) as region:

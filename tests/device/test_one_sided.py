@@ -15,8 +15,8 @@ import pytest
 
 import aiordma
 from aiordma import Access, RemoteMemory
-from aiordma import WorkCompletionOpcode as Opcode
 from aiordma._endpoint.staging import COPY_LIMIT, THREAD_LIMIT
+from aiordma.verbs import WorkCompletionOpcode as Opcode
 from tests.alike import alike
 from tests.device.players import REMOTE, Outcome, both_ways, connected, until
 from tests.devices import DeviceUnderTest, provider_under_test
@@ -275,7 +275,7 @@ async def refused(client: aiordma.Connection, server: aiordma.Connection, post: 
     cause = caught.value
     assert cause.request == str(culprit)
     assert str(culprit) in str(cause)
-    assert cause.status == aiordma.WorkCompletionStatus.REM_ACCESS_ERR
+    assert cause.status == aiordma.verbs.WorkCompletionStatus.REM_ACCESS_ERR
     for request in behind:
         with pytest.raises(aiordma.FlushedError) as flushed:
             await request

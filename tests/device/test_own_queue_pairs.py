@@ -6,7 +6,9 @@ from contextlib import ExitStack, contextmanager, nullcontext
 import pytest
 
 import aiordma
-from aiordma import (
+from aiordma import MemoryRegion
+from aiordma._base.errors import REJECT_REASONS
+from aiordma.verbs import (
     AsyncEventType,
     Capacity,
     CmEventType,
@@ -16,11 +18,9 @@ from aiordma import (
     Ece,
     EventChannel,
     Identifier,
-    MemoryRegion,
     QueuePair,
     QueuePairState,
 )
-from aiordma._base.errors import REJECT_REASONS
 from tests.device.identifiers import expect, listening, no_event, resolved
 from tests.devices import DeviceUnderTest
 

@@ -27,7 +27,7 @@ async def test_disconnect_of_the_peer_flushes_with_its_cause() -> None:
         for receive in receives:
             with pytest.raises(aiordma.PeerGoneError) as raised:
                 await receive
-            assert isinstance(raised.value, aiordma.PeerFlushedError)
+            assert isinstance(raised.value, aiordma.verbs.PeerFlushedError)
         assert isinstance(await client.ended(), aiordma.PeerGoneError)
         with pytest.raises(aiordma.PeerGoneError):
             client.post_recv(bytearray(8))
@@ -88,7 +88,7 @@ async def test_killed_peer_fails_the_receives_that_wait_for_it() -> None:
         await client.send(b"alive?")
         await first
         peer.signal(signal.SIGKILL)
-        with pytest.raises(aiordma.PeerFlushedError):
+        with pytest.raises(aiordma.verbs.PeerFlushedError):
             await second
         await until(lambda: not client.is_connected)
         with pytest.raises(aiordma.PeerGoneError):

@@ -7,9 +7,10 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import AsyncEvent, AsyncEventType, CmEventType, Connection
+from aiordma import Connection
 from aiordma._base.socket_address import address_text
 from aiordma.testing import Faults
+from aiordma.verbs import AsyncEvent, AsyncEventType, CmEventType
 from aiordma.verbs.event_channel import Event
 from tests.device.players import OWN_RECEIVES, connected, one_loop
 from tests.device.test_failures import NOWHERE
@@ -132,7 +133,7 @@ async def test_violation_of_the_protocol_names_the_peer() -> None:
         await send_word(peer, 7 << 29 | 9)
         for call in (server.receive, lambda: server.send(b"x")):
             error = await raised(call)
-            assert isinstance(error, aiordma.StreamProtocolError)
+            assert isinstance(error, aiordma.streams.StreamProtocolError)
             assert str(error) == f"{name}: the peer sent control message 9, which is reserved"
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import QueuePairAddress, QueuePairState, QueuePairType
+from aiordma import QueuePairAddress
+from aiordma.verbs import QueuePairState, QueuePairType
 from tests.device.by_hand import GID_INDEX
 from tests.device.players import REMOTE, both_ways, one_loop
 from tests.devices import DeviceUnderTest

@@ -12,10 +12,10 @@ import anyio.lowlevel
 import pytest
 
 import aiordma
+from aiordma import MemoryRegion
 from aiordma._base.errors import cause_text
 from aiordma._requests.pool import BufferPool
 from aiordma._runtime.reactor import close_unused_reactors
-from aiordma.verbs import MemoryRegion
 from tests.device.players import connected, members, one_loop
 from tests.devices import ADDRESS
 from tests.internals import arrivals_of, endpoint_of, pool_of

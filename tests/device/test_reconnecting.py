@@ -144,7 +144,7 @@ async def test_retry_on_accepts_the_flushes_of_such_an_error() -> None:
 async def test_retry_on_refuses_the_flushes_of_other_errors() -> None:
     async with serving(_offer_and_revoke) as port:
         with pytest.raises(ExceptionGroup) as raised:
-            await _write_in_tasks(port, aiordma.RemoteOperationError)
+            await _write_in_tasks(port, aiordma.verbs.RemoteOperationError)
     assert any(isinstance(e, aiordma.RemoteAccessError) for e in raised.value.exceptions)
 
 

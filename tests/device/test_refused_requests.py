@@ -6,17 +6,16 @@ import time
 import pytest
 
 import aiordma
-from aiordma import (
-    Access,
+from aiordma import Access, MemoryRegion, RemoteMemory
+from aiordma.verbs import (
     ConnectionParameters,
-    MemoryRegion,
+    MemoryWindow,
     QueuePairState,
-    RemoteMemory,
     SendFlag,
+    SendWork,
     WorkCompletionStatus,
     WorkRequestOpcode,
 )
-from aiordma.verbs import MemoryWindow, SendWork
 from tests.device import by_hand
 from tests.device.raw_ends import End, connected
 from tests.device.test_datagram_by_hand import open_end as open_datagrams
@@ -37,7 +36,7 @@ operations = pytest.mark.parametrize("operation", OPERATIONS)
 without_atomics = pytest.mark.parametrize("operation", ["write", "read"])
 
 
-def state_of(pair: aiordma.QueuePair) -> QueuePairState:
+def state_of(pair: aiordma.verbs.QueuePair) -> QueuePairState:
     """Its state now: type checkers take a property for what it was when last compared."""
     return pair.state
 

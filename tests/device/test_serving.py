@@ -180,7 +180,7 @@ async def test_message_that_is_too_long_is_a_warning(caplog: pytest.LogCaptureFi
 async def test_handlers_wrong_local_buffer_is_its_own(caplog: pytest.LogCaptureFixture) -> None:
     async def handler(connection: aiordma.Connection) -> None:
         await connection.receive()
-        error = aiordma.LocalProtectionError(4, "SEND of 8 bytes", qp_num=connection.qp_num)
+        error = aiordma.verbs.LocalProtectionError(4, "SEND of 8 bytes", qp_num=connection.qp_num)
         endpoint_of(connection).fail(error)
         raise error
 

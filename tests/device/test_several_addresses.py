@@ -154,7 +154,7 @@ async def test_wrong_protocol_of_each_address_is_named(monkeypatch: pytest.Monke
     ):
         for listener in (one, other):
             group.start_soon(listener.serve, aiordma.Connection.ended)
-        with pytest.raises(aiordma.StreamProtocolError) as caught:
+        with pytest.raises(aiordma.streams.StreamProtocolError) as caught:
             await streams.connect_stream(MANY, one.port)
         group.cancel_scope.cancel()
     texts = str(caught.value).split("; another address: ")

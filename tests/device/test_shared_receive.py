@@ -14,7 +14,7 @@ from tests.device.players import Outcome, both_ways, members, one_loop, until
 from tests.devices import ADDRESS, DeviceUnderTest
 from tests.internals import endpoint_of, kept_queues
 
-SEND = int(aiordma.WorkRequestOpcode.SEND)
+SEND = int(aiordma.verbs.WorkRequestOpcode.SEND)
 
 pytestmark = pytest.mark.anyio
 
@@ -274,7 +274,7 @@ async def test_torn_message_fails_only_its_receive() -> None:
             # Its first packets go out; the second part is in no region, so the rest never does.
             good = clients[0].register(bytearray(1 << 14))
             sges = good[:]._sge + struct.pack("=QII", 4096, 4096, 0xDEAD00)
-            work = aiordma.SendWork("SEND", SEND, sges, 2, 20480)
+            work = aiordma.verbs.SendWork("SEND", SEND, sges, 2, 20480)
             request = endpoint_of(clients[0]).work.sends.submit(work)
             with pytest.raises(aiordma.WorkCompletionError):
                 await request

@@ -35,10 +35,10 @@ async def test_limit_returns_once_fewer_are_posted(
     async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
         memory = shared.register(bytearray(64))
         requests = shared.post_srq_recv([memory[:] if plain else memory] * 5)
-        told: list[aiordma.AsyncEventType] = []
+        told: list[aiordma.verbs.AsyncEventType] = []
         heard = hub_of(shared).on_object_event[endpoint_of(shared).raw.key]
 
-        def hear_too(event: aiordma.AsyncEventType) -> None:
+        def hear_too(event: aiordma.verbs.AsyncEventType) -> None:
             told.append(event)
             heard(event)
 
@@ -61,7 +61,7 @@ async def test_limit_returns_once_fewer_are_posted(
                 assert not reached.is_set()
                 await clients[0].send(b"two are")
             await until(lambda: bool(told))
-            assert told == [aiordma.AsyncEventType.SRQ_LIMIT_REACHED]
+            assert told == [aiordma.verbs.AsyncEventType.SRQ_LIMIT_REACHED]
             await shared.limit(3)  # it is so already
 
 

@@ -8,7 +8,8 @@ import numpy
 import pytest
 
 import aiordma
-from aiordma import RequestStatistics, WorkCompletionOpcode, WorkCompletionStatus
+from aiordma.types import RequestStatistics
+from aiordma.verbs import WorkCompletionOpcode, WorkCompletionStatus
 from tests.device.players import OWN_RECEIVES, REMOTE, connected, members, until
 from tests.devices import ADDRESS
 
@@ -149,7 +150,7 @@ async def test_a_listener_counts_its_requests() -> None:
             request = await listener.request()
             assert listener.statistics().connection_requests == 2
             await request.reject()
-        assert listener.statistics() == aiordma.ListenerStatistics(
+        assert listener.statistics() == aiordma.types.ListenerStatistics(
             connection_requests=2, established=1, rejected=1
         )
 
@@ -180,7 +181,7 @@ async def test_a_datagram_socket_counts_its_requests() -> None:
         assert one.statistics().completed == {Opcode.SEND: 1}
         assert one.statistics().bytes_sent == 5
         assert other.statistics().completed == {Opcode.RECV: 1}
-        assert other.statistics().bytes_received == aiordma.GRH_BYTES + 5
+        assert other.statistics().bytes_received == aiordma.verbs.GRH_BYTES + 5
 
 
 @pytest.mark.promise("Counters add up")

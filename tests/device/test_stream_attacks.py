@@ -21,8 +21,14 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import DisconnectedError, RdmaError, RemoteMemory, StreamProtocolError, WorkRequest
-from aiordma.streams import Stream, connect_stream, create_server, listen_stream
+from aiordma import DisconnectedError, RdmaError, RemoteMemory, WorkRequest
+from aiordma.streams import (
+    Stream,
+    StreamProtocolError,
+    connect_stream,
+    create_server,
+    listen_stream,
+)
 from aiordma.streams.opening import StreamSettings
 from aiordma.streams.protocol import GRANT_BYTES, Control, Hello, Operation, immediate_of
 from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket

@@ -5,7 +5,7 @@ import time
 import pytest
 
 import aiordma
-from aiordma import TracedRequest
+from aiordma.types import TracedRequest
 from tests.device.players import OWN_RECEIVES, REMOTE, connected
 from tests.devices import DeviceUnderTest
 

@@ -207,10 +207,10 @@ async def test_run_whose_last_request_fails_is_reported(
 
 @pytest.mark.promise("Errors that were never retrieved are reported")
 @pytest.mark.capability("memory_windows")
-@pytest.mark.parametrize("kind", aiordma.MemoryWindowType)
+@pytest.mark.parametrize("kind", aiordma.verbs.MemoryWindowType)
 @pytest.mark.parametrize("awaited", [True, False])
 async def test_failed_bind_is_reported(
-    reports: list[Report], kind: aiordma.MemoryWindowType, awaited: bool
+    reports: list[Report], kind: aiordma.verbs.MemoryWindowType, awaited: bool
 ) -> None:
     async with connected() as (client, _):
         region = client.register(bytearray(64), REMOTE | aiordma.Access.MW_BIND)

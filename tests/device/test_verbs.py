@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import (
-    Access,
+from aiordma import Access, MemoryRegion
+from aiordma.verbs import (
     CompletionChannel,
     CompletionQueue,
     Device,
-    MemoryRegion,
     QueuePair,
     QueuePairState,
     WorkCompletionOpcode,
@@ -73,7 +72,7 @@ def test_immediate_data_arrives_in_host_order(device: DeviceUnderTest) -> None:
         one.pair.post_send(2, [], opcode=WorkRequestOpcode.SEND_WITH_IMM, immediate=0x01020304)
         (received,) = other.completions(1)
         assert received.immediate == 0x01020304
-        assert aiordma.WorkCompletionFlag.WITH_IMM in received.flags
+        assert aiordma.verbs.WorkCompletionFlag.WITH_IMM in received.flags
 
 
 @pytest.mark.capability("queue pairs by hand")
@@ -169,7 +168,7 @@ def test_a_bad_transition_is_refused_with_the_attributes_name(device: DeviceUnde
 # -- the end ----------------------------------------------------------------------------------
 
 
-def _family(device: DeviceUnderTest) -> dict[str, aiordma.Resource]:
+def _family(device: DeviceUnderTest) -> dict[str, aiordma.verbs.Resource]:
     context = Device(device.name).open()
     domain = context.alloc_pd()
     channel = CompletionChannel(context)

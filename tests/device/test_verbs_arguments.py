@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import (
+from aiordma import MemoryRegion, RemoteMemory
+from aiordma.verbs import (
     Capacity,
     CompletionQueue,
     ConnectionParameters,
-    MemoryRegion,
     MemoryWindow,
     QueuePair,
-    RemoteMemory,
     SendFlag,
     WorkRequestOpcode,
 )
@@ -29,17 +28,17 @@ class World:
 
     def __init__(self, stack: ExitStack) -> None:
         enter = stack.enter_context
-        self.context = enter(aiordma.Device(DEVICE).open())
+        self.context = enter(aiordma.verbs.Device(DEVICE).open())
         self.domain = enter(self.context.alloc_pd())
         self.queue = enter(CompletionQueue(self.context, 8))
         self.region = enter(MemoryRegion(self.domain, bytearray(64)))
         self.pair = enter(
             QueuePair.create(self.domain, self.queue, self.queue, capacity=Capacity(4, 4, 1, 1))
         )
-        self.shared = enter(aiordma.RawSharedReceiveQueue(self.domain, 4))
-        self.channel = enter(aiordma.EventChannel(DEVICE))
-        self.identifier = enter(aiordma.Identifier(self.channel))
-        self.vector = aiordma.AddressVector(gid=bytes(16))
+        self.shared = enter(aiordma.verbs.RawSharedReceiveQueue(self.domain, 4))
+        self.channel = enter(aiordma.verbs.EventChannel(DEVICE))
+        self.identifier = enter(aiordma.verbs.Identifier(self.channel))
+        self.vector = aiordma.verbs.AddressVector(gid=bytes(16))
         self.enter = enter
 
     @cached_property
@@ -47,18 +46,20 @@ class World:
         return self.enter(MemoryWindow(self.domain))
 
     @cached_property
-    def handle(self) -> aiordma.AddressHandle:
+    def handle(self) -> aiordma.verbs.AddressHandle:
         gid = self.context.query_gid(1, 0)
-        return self.enter(aiordma.AddressHandle(self.domain, aiordma.AddressVector(gid=gid)))
+        return self.enter(
+            aiordma.verbs.AddressHandle(self.domain, aiordma.verbs.AddressVector(gid=gid))
+        )
 
 
 Use = Callable[..., Any]
 SLICES = An
-SEND = aiordma.SendWork("SEND", WorkRequestOpcode.SEND)
+SEND = aiordma.verbs.SendWork("SEND", WorkRequestOpcode.SEND)
 NUMBER = Whole(64)
 # What is called; arguments that will do; what each parameter is.
 CALLS: dict[str, tuple[Use, Callable[[World], dict[str, Any]], dict[str, object]]] = {
-    "Device": (lambda w, name: aiordma.Device(name), lambda w: {}, {"name": TEXT}),
+    "Device": (lambda w, name: aiordma.verbs.Device(name), lambda w: {}, {"name": TEXT}),
     "query_port": (
         lambda w, port: w.context.query_port(port),
         lambda w: {},
@@ -78,12 +79,12 @@ CALLS: dict[str, tuple[Use, Callable[[World], dict[str, Any]], dict[str, object]
         {"port": Whole(8), "index": Whole(32)},
     ),
     "ProtectionDomain": (
-        lambda w, context: aiordma.ProtectionDomain(context),
+        lambda w, context: aiordma.verbs.ProtectionDomain(context),
         lambda w: {},
         {"context": An},
     ),
     "CompletionChannel": (
-        lambda w, context: aiordma.CompletionChannel(context),
+        lambda w, context: aiordma.verbs.CompletionChannel(context),
         lambda w: {},
         {"context": An},
     ),
@@ -115,7 +116,7 @@ CALLS: dict[str, tuple[Use, Callable[[World], dict[str, Any]], dict[str, object]
         {"domain": An, "kind": Whole(31)},
     ),
     "RawSharedReceiveQueue": (
-        lambda w, **k: aiordma.RawSharedReceiveQueue(**k),
+        lambda w, **k: aiordma.verbs.RawSharedReceiveQueue(**k),
         lambda w: {"domain": w.domain, "max_wr": 4},
         {"domain": An, "max_wr": NUMBER, "max_sge": NUMBER},
     ),
@@ -204,13 +205,13 @@ CALLS: dict[str, tuple[Use, Callable[[World], dict[str, Any]], dict[str, object]
         {"gid": DATA, "lid": Whole(16)},
     ),
     "AddressVector": (
-        lambda w, **k: aiordma.AddressVector(**k),
+        lambda w, **k: aiordma.verbs.AddressVector(**k),
         lambda w: {},
         {"gid": DATA, "port": Whole(8), "lid": Whole(16), "flow_label": Whole(20)}
         | {"src_path_bits": Whole(8), "static_rate": Whole(8)},
     ),
     "AddressHandle": (
-        lambda w, **k: aiordma.AddressHandle(**k),
+        lambda w, **k: aiordma.verbs.AddressHandle(**k),
         lambda w: {"domain": w.domain, "vector": w.vector},
         {"domain": An, "vector": An},
     ),
@@ -225,7 +226,7 @@ CALLS: dict[str, tuple[Use, Callable[[World], dict[str, Any]], dict[str, object]
         {"qp_num": Whole(24), "psn": Whole(24), "gid": DATA, "lid": Whole(16)},
     ),
     "Ece": (
-        lambda w, **k: aiordma.Ece(**k),
+        lambda w, **k: aiordma.verbs.Ece(**k),
         lambda w: {"vendor_id": 1, "options": 1},
         {"vendor_id": Whole(32), "options": Whole(32)},
     ),
@@ -241,12 +242,12 @@ CALLS: dict[str, tuple[Use, Callable[[World], dict[str, Any]], dict[str, object]
     ),
     "unpack": (lambda w, data: RemoteMemory.unpack(data), lambda w: {}, {"data": DATA}),
     "EventChannel": (
-        lambda w, device: aiordma.EventChannel(device),
+        lambda w, device: aiordma.verbs.EventChannel(device),
         lambda w: {},
         {"device": TEXT},
     ),
     "Identifier": (
-        lambda w, **k: aiordma.Identifier(**k),
+        lambda w, **k: aiordma.verbs.Identifier(**k),
         lambda w: {"channel": w.channel},
         {"channel": An, "port_space": Whole(31)},
     ),
@@ -351,7 +352,7 @@ def test_dmabuf_region_names_itself(world: World) -> None:
     }
     for parameter, change in bad.items():
         with pytest.raises((TypeError, ValueError), match=rf"^DmabufRegion\(\): {parameter}="):
-            aiordma.DmabufRegion(world.domain, **{"fd": 0, "length": 1, **change})
+            aiordma.verbs.DmabufRegion(world.domain, **{"fd": 0, "length": 1, **change})
 
 
 def test_parts_are_registered_memory(world: World) -> None:
@@ -379,13 +380,13 @@ def test_posts_that_not_every_driver_checks_are_refused(world: World) -> None:
         pair.post_recv(1, [world.region[:8]])
     bind = WorkRequestOpcode.BIND_MW
     for work in (
-        aiordma.SendWork("BIND_MW", bind),
-        aiordma.SendWork("BIND_MW", bind, bound=world.region[:8]),
+        aiordma.verbs.SendWork("BIND_MW", bind),
+        aiordma.verbs.SendWork("BIND_MW", bind, bound=world.region[:8]),
     ):
         with pytest.raises(ValueError, match=r"^BIND_MW: a bind needs window= and bound="):
             world.pair.post_send_chain([work], [1], [SendFlag.SIGNALED])
     with pytest.raises(ValueError, match=r"^TSO\(\): opcode=10: expected a WorkRequestOpcode"):
-        world.pair.post_send_chain([aiordma.SendWork("TSO", 10)], [1], [SendFlag.SIGNALED])
+        world.pair.post_send_chain([aiordma.verbs.SendWork("TSO", 10)], [1], [SendFlag.SIGNALED])
 
 
 BITS = {
@@ -407,14 +408,14 @@ def test_chain_refuses_a_number_by_name(name: str, world: World) -> None:
         if name.startswith("remote_"):
             fields["address"] = world.handle
         with pytest.raises(error, match=rf"^SEND\(\): {name}="):
-            world.pair.post_send_chain([aiordma.SendWork("SEND", **fields)], [1], [0])
+            world.pair.post_send_chain([aiordma.verbs.SendWork("SEND", **fields)], [1], [0])
 
 
 @pytest.mark.parametrize("name", ["remote", "address", "window", "bound", "sges"])
 def test_chain_refuses_an_object_by_name(name: str, world: World) -> None:
     for value in (5, "text", object()):
         field: dict[str, Any] = {name: value}
-        work = aiordma.SendWork("SEND", WorkRequestOpcode.SEND, **field)
+        work = aiordma.verbs.SendWork("SEND", WorkRequestOpcode.SEND, **field)
         with pytest.raises(TypeError, match=rf"^SEND\(\): {name}="):
             world.pair.post_send_chain([work], [1], [0])
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 import aiordma
-from aiordma import Capacity, CompletionQueue, Device, GidType, QueuePair
+from aiordma.verbs import Capacity, CompletionQueue, Device, GidType, QueuePair
 from tests.devices import DeviceUnderTest
 
 

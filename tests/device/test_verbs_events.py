@@ -12,12 +12,7 @@ import pytest
 import uvloop
 
 import aiordma
-from aiordma import (
-    AsyncEvent,
-    AsyncEventType,
-    Device,
-    RawSharedReceiveQueue,
-)
+from aiordma.verbs import AsyncEvent, AsyncEventType, Device, RawSharedReceiveQueue
 from tests.device.by_hand import End, end_in
 from tests.device.players import OWN_RECEIVES, connected, one_loop, until
 from tests.device.second_device import LINK, ip, second_device
@@ -79,7 +74,7 @@ async def test_an_address_that_comes_changes_the_gid_table(device: DeviceUnderTe
 
 @contextmanager
 def two_ends(
-    domain: aiordma.ProtectionDomain,
+    domain: aiordma.verbs.ProtectionDomain,
 ) -> Iterator[tuple[End, End, RawSharedReceiveQueue]]:
     """A sender, a receiver, and the shared receive queue of the latter."""
     with (

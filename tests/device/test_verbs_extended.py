@@ -6,14 +6,12 @@ import mmap
 import pytest
 
 import aiordma
-from aiordma import (
-    Access,
+from aiordma import Access, MemoryRegion, RemoteMemory
+from aiordma.verbs import (
     CompletionQueue,
     Device,
     DmabufRegion,
     MemoryAdvice,
-    MemoryRegion,
-    RemoteMemory,
     SendFlag,
     Sge,
     WorkRequestOpcode,

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import Access, Device, MemoryRegion
+from aiordma import Access, MemoryRegion
+from aiordma.verbs import Device
 from tests.device.players import connected, one_loop
 from tests.devices import DeviceUnderTest
 

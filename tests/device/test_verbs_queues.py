@@ -6,12 +6,12 @@ import select
 import pytest
 
 import aiordma
-from aiordma import (
+from aiordma import MemoryRegion
+from aiordma.verbs import (
     CompletionChannel,
     CompletionQueue,
     CompletionQueueFlag,
     Device,
-    MemoryRegion,
     QueuePair,
     SendFlag,
 )
@@ -127,7 +127,7 @@ def test_a_queue_armed_for_solicited_completions_is_silent_about_others(
         assert other.completions(1)[0].wr_id == 1
         # A failure always makes an event.
         other.queue.request_notification(solicited_only=True)
-        other.pair.modify(aiordma.QueuePairState.ERR)
+        other.pair.modify(aiordma.verbs.QueuePairState.ERR)
         select.select([other.channel.fd], [], [])
         assert [completion.wr_id for completion in other.completions(1)] == [2]
         assert other.channel.events() == [other.queue]

@@ -630,7 +630,7 @@ async def datagram_receive(cut: Cut) -> None:
         ) as other,
     ):
         peer = await one.resolve(ADDRESS, other.port)
-        posted = other.post_recv(bytearray(aiordma.GRH_BYTES + other.mtu))
+        posted = other.post_recv(bytearray(aiordma.verbs.GRH_BYTES + other.mtu))
         async with anyio.create_task_group() as group:
             group.start_soon(one.send, b"cut", peer)
             await cut.run(posted)
@@ -655,14 +655,14 @@ async def multicast(cut: Cut) -> None:
 async def async_events(cut: Cut) -> None:
     async with connected() as (client, server):
         await works(client, server)
-    with aiordma.Device(aiordma.Device.names()[0]).open() as context:
+    with aiordma.verbs.Device(aiordma.verbs.Device.names()[0]).open() as context:
         with anyio.move_on_after(0.01):
             await cut.run(context.async_events().__anext__())
 
 
 @of("open_queue_pair", "UnmanagedConnection.connect_to", needs="queue pairs by hand")
 async def queue_pair(cut: Cut) -> None:
-    device = aiordma.Device.names()[0]
+    device = aiordma.verbs.Device.names()[0]
     connecting = Cut(cut.at, cut.mode)
     await close(await cut.run(aiordma.open_queue_pair(device)))
     async with aiordma.open_queue_pair(device) as one, aiordma.open_queue_pair(device) as other:

@@ -81,7 +81,7 @@ def _is_awaited(function: Any) -> bool:
     if inspect.isasyncgenfunction(inspect.unwrap(function)):  # of an async context manager
         return True
     returned = getattr(function, "__annotations__", {}).get("return")
-    return get_origin(returned) is aiordma.Opening or "AsyncContextManager" in str(returned)
+    return get_origin(returned) is aiordma.types.Opening or "AsyncContextManager" in str(returned)
 
 
 def _public() -> Iterator[tuple[str, str, Any]]:

@@ -250,7 +250,7 @@ async def test_every_slot_is_refused_or_an_error(faults: Faults) -> None:
             refused.append(slot)
     assert {"reg_mr", "create_cq", "connect", "query_gid_table"} < set(refused)
     faults.refuse_call("query_gid_table")
-    with aiordma.Device("software").open() as context:
+    with aiordma.verbs.Device("software").open() as context:
         with pytest.raises(aiordma.VerbsCallError) as caught:
             context.gid_table()
         assert caught.value.errno == errno.ENOMEM
@@ -292,7 +292,7 @@ async def test_a_broken_frame_ends_the_connection_and_reaches_no_memory(faults: 
 
 async def test_a_fatal_event_of_the_device_ends_its_connections(faults: Faults) -> None:
     async with connected() as (client, _):
-        faults.raise_event(aiordma.AsyncEventType.DEVICE_FATAL)
+        faults.raise_event(aiordma.verbs.AsyncEventType.DEVICE_FATAL)
         with pytest.raises(aiordma.DeviceEventError):
             await client.receive()
 

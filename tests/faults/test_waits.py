@@ -243,7 +243,7 @@ class Ends:
 
 
 async def _event() -> None:
-    with aiordma.Device(SOFTWARE).open() as context:
+    with aiordma.verbs.Device(SOFTWARE).open() as context:
         await anext(context.async_events())
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from aiordma import AtomicCapability, RemoteMemory, WorkCompletionOpcode, WorkRequest
+from aiordma import RemoteMemory, WorkRequest
 from aiordma._base.errors import DisconnectedError, StreamProtocolError
 from aiordma._loop.event_loop import EventLoop
 from aiordma.streams.path import CONTROL_SLOTS, TRANSFER_BYTES, WORD_BYTES
@@ -31,6 +31,7 @@ from aiordma.streams.protocol import (
     operation_of,
 )
 from aiordma.streams.rsocket import Rsocket
+from aiordma.verbs import AtomicCapability, WorkCompletionOpcode
 from tests.fuzz.model_path import ModelPath
 
 __all__ = ("Bytes", "Play", "World", "compare", "run", "run_both", "start")

@@ -87,7 +87,7 @@ def test_path_mtu_is_set_at_the_interface_as_the_refusal_says(
     assert refused.returncode == 2
     said = " ".join(refused.stderr.split())
     assert "mtu 1500` gives a path MTU of 1024" in said
-    with interface_mtu(device, 1500), aiordma.Device(device.name).open() as context:
+    with interface_mtu(device, 1500), aiordma.verbs.Device(device.name).open() as context:
         assert context.query_port().active_mtu.bytes == 1024
         # A datagram is one packet.
         assert ours(tmp_path, "-o", "datagrams", "-d", "1", size=1024)["count"] == ITERATIONS
@@ -100,11 +100,11 @@ def test_path_mtu_is_set_at_the_interface_as_the_refusal_says(
 def test_gid_index_and_service_level_are_taken_as_by_perftest(
     tmp_path: Path, device: DeviceUnderTest
 ) -> None:
-    with aiordma.Device(device.name).open() as context:
+    with aiordma.verbs.Device(device.name).open() as context:
         (index,) = [
             str(each.index)
             for each in context.gid_table()
-            if (each.address, each.type) == (ADDRESS, aiordma.GidType.ROCE_V2)
+            if (each.address, each.type) == (ADDRESS, aiordma.verbs.GidType.ROCE_V2)
         ]
     # Without -R, as with -R perftest ignores both.
     options = ("-x", index, "-S", "3")

@@ -6,7 +6,7 @@ from enum import IntFlag
 
 import pytest
 
-from aiordma import (
+from aiordma.verbs import (
     AtomicCapability,
     Context,
     Device,

@@ -8,7 +8,8 @@ import pytest
 from anyio.abc import SocketAttribute
 
 import aiordma
-from aiordma import Mtu, QueuePairAddress, QueuePairType
+from aiordma import QueuePairAddress
+from aiordma.verbs import Mtu, QueuePairType
 from tests.devices import DeviceUnderTest
 from tests.interop.programs import free_port, only, running
 from tests.interop.test_ud_pingpong import connect_tcp, read_line

@@ -74,7 +74,7 @@ class Players:
             peer = aiordma.QueuePairAddress(
                 int(qp_num, 16), int(psn, 16), bytes.fromhex(gid), int(lid, 16)
             )
-            await pair.connect_to(peer, path_mtu=aiordma.Mtu.MTU_1024)
+            await pair.connect_to(peer, path_mtu=aiordma.verbs.Mtu.MTU_1024)
 
     async def play(self, *, first: bool) -> None:
         """Send and receive as many messages as the program does, over all queue pairs together."""

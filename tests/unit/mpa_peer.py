@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from aiordma import (
+from aiordma.verbs import (
     Capacity,
     CmEvent,
     CmEventType,

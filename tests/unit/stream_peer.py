@@ -8,14 +8,13 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
-from aiordma import (
-    Access,
+from aiordma import Access, MemoryRegion
+from aiordma.verbs import (
     Capacity,
     CmEventType,
     CompletionChannel,
     CompletionQueue,
     ConnectionParameters,
-    MemoryRegion,
     QueuePair,
 )
 from tests.unit.mpa_peer import CRC, ENHANCED, HOST, LOWER, UPPER, Device, Frame, exactly, expect

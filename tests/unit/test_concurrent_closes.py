@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 import trio
 
-from aiordma import Access, EventChannel, Identifier, PortSpace, QueuePairType
+from aiordma import Access, MemoryRegion
 from aiordma._base.errors import BusyError, VerbsCallError, check_positive_errno
 from aiordma._base.provider import software
 from aiordma.testing import software_objects
 from aiordma.verbs import (
     Capacity,
     CompletionQueue,
-    MemoryRegion,
+    EventChannel,
+    Identifier,
+    PortSpace,
     ProtectionDomain,
     QueuePair,
+    QueuePairType,
     Resource,
     resource,
 )

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import Access, Device, DmabufRegion, MemoryRegion, RemoteMemory, Sge
+from aiordma import Access, MemoryRegion, RemoteMemory
 from aiordma._base.provider import RDMA_CORE_VERSIONS, SOFTWARE, Provider
 from aiordma._native import ffi
+from aiordma.verbs import Device, DmabufRegion, Sge
 from aiordma.verbs.raw_parts import RawPart, packed_parts
 
 

@@ -269,7 +269,7 @@ def test_names_in_public_docstrings_exist(name: str) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("cls", [aiordma.WorkRequest, aiordma.DatagramReceive])
+@pytest.mark.parametrize("cls", [aiordma.WorkRequest, aiordma.types.DatagramReceive])
 def test_stub_repeats_the_docstrings_of_public_classes_in_c(cls: type) -> None:
     stub = ast.parse((ROOT / PACKAGE / "_native" / "_engine.pyi").read_text())
     (node,) = (

@@ -47,7 +47,7 @@ METHODS = sorted(_methods(), key=lambda each: (TAKERS.index(each[0]), each[1]))
 
 
 @contextmanager
-def spied(context: aiordma.Context) -> Iterator[list[str]]:
+def spied(context: aiordma.verbs.Context) -> Iterator[list[str]]:
     """Record the calls of the driver's functions that post."""
     ops, calls = context.pointer.ops, []
     originals = {name: getattr(ops, name) for name in POSTS}

@@ -8,25 +8,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from aiordma import (
+from aiordma import BusyError, MemoryRegion, VerbsCallError
+from aiordma._base.provider import software
+from aiordma.testing import Faults, software_objects
+from aiordma.verbs import (
     AddressHandle,
     AddressVector,
-    BusyError,
     CompletionChannel,
     CompletionQueue,
     Context,
     Device,
     EventChannel,
     Identifier,
-    MemoryRegion,
     MemoryWindow,
+    ProtectionDomain,
     QueuePair,
     RawSharedReceiveQueue,
-    VerbsCallError,
+    Resource,
+    memory_window,
 )
-from aiordma._base.provider import software
-from aiordma.testing import Faults, software_objects
-from aiordma.verbs import ProtectionDomain, Resource, memory_window
 from tests.unit.child import run_child
 from tests.unit.software_device import nothing_left
 

@@ -134,14 +134,14 @@ def test_the_loop_is_left_clean(use_uvloop: bool, way: Callable[[], Awaitable[No
 
 def test_opening_a_device_says_that_there_is_none() -> None:
     with pytest.raises(aiordma.NoDeviceError) as caught:
-        aiordma.Device("rxe0").open()
+        aiordma.verbs.Device("rxe0").open()
     assert "there is no RDMA device 'rxe0'" in str(caught.value)
     assert "there is none at all" in str(caught.value)
     assert COMMAND in str(caught.value)
 
 
 def test_the_built_in_device_is_the_only_name() -> None:
-    assert aiordma.Device.names() == ["software"]
+    assert aiordma.verbs.Device.names() == ["software"]
 
 
 def test_an_event_channel_is_no_device_and_leaves_none() -> None:

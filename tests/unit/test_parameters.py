@@ -47,25 +47,29 @@ def _callables() -> Iterator[tuple[str, Described]]:
 
 CALLABLES = dict(_callables())
 RECORDS = (
-    "AddressVector",
-    "Capacity",
     "ConnectionOptions",
-    "ConnectionParameters",
-    "Ece",
     "QueuePairAddress",
     "RemoteMemory",
+    "verbs.AddressVector",
+    "verbs.Capacity",
+    "verbs.ConnectionParameters",
+    "verbs.Ece",
 )
 """Data classes whose objects programs make."""
 
 
+def _public(name: str) -> str:
+    return name if name in CALLABLES else f"verbs.{name}"
+
+
 def test_classes_that_programs_construct_are_checked() -> None:
-    assert set(CONSTRUCTED) <= set(CALLABLES)
+    assert {_public(name) for name in CONSTRUCTED} <= set(CALLABLES)
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_each_field_that_programs_set_is_described(name: str) -> None:
     text = reference.page(next(key for key in reference.PAGES if name in reference.PAGES[key][2]))
-    described = re.findall(rf"py:attribute}} {name}\.(\w+)", text)
+    described = re.findall(rf"py:attribute}} {name.rpartition('.')[2]}\.(\w+)", text)
     for names in re.findall(r"^- (`.*?)(?: \(|: )", text, re.MULTILINE):
         described += re.findall(r"`(\w+)`", names)
     fields = {each.name for each in dataclasses.fields(reference.find(name))}
@@ -118,7 +122,8 @@ def _descriptions(name: str, seen: tuple[str, ...] = ()) -> dict[str, str]:
 def _full(referred: str, name: str) -> str:
     """Return the name of a callable to which the docstring of another refers."""
     package = name.rpartition(".")[0]
-    for candidate in (referred.removeprefix("aiordma."), f"{package}.{referred}"):
+    referred = referred.removeprefix("aiordma.")
+    for candidate in (referred, f"{package}.{referred}", f"verbs.{referred}"):
         if candidate in CALLABLES:
             return candidate
     raise AssertionError(f"{name} refers to {referred}: no public callable")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import aiordma
-from aiordma import _native, verbs
+from aiordma import _native, streams, types, verbs
 from aiordma._base.options import ConnectionKeywords, ConnectionOptions
 from tests.unit.sources import PACKAGE, ROOT, modules
 
@@ -60,11 +60,15 @@ def test_public_names_are_said_to_be_the_packages() -> None:
         if (module := each.__module__) != PACKAGE
     }
     assert elsewhere == {"EndOfStream": "anyio"}
-    assert {
-        getattr(verbs, name).__module__
-        for name in set(verbs.__all__) - set(aiordma.__all__)
-        if isinstance(getattr(verbs, name), type)
-    } == {"aiordma.verbs"}
+    for home in (verbs, types):
+        named = [getattr(home, name) for name in home.__all__]
+        assert {each.__module__ for each in named if isinstance(each, type)} == {home.__name__}
+
+
+def test_public_names_have_one_home() -> None:
+    names = [*aiordma.__all__, *verbs.__all__, *types.__all__]
+    assert [name for name in names if names.count(name) > 1] == []
+    assert len(aiordma.__all__) <= 70
 
 
 def test_the_package_exports_exactly_what_it_imports() -> None:
@@ -74,7 +78,7 @@ def test_the_package_exports_exactly_what_it_imports() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert imported == set(aiordma.__all__)
+    assert imported == {*aiordma.__all__, "types", "verbs"}
 
 
 def test_every_error_can_be_caught_by_its_public_name() -> None:
@@ -92,9 +96,11 @@ def test_every_error_can_be_caught_by_its_public_name() -> None:
 
 
 def _public_home(error: type[Exception]) -> str:
-    """The package that exports it: aiordma, or one of the integrations."""
+    """The package that exports it: aiordma, one of its parts, or one of the integrations."""
+    if error is streams.StreamProtocolError:
+        return streams.__name__
     names = error.__module__.split(".")
-    return ".".join(names[: 3 if names[1:2] == ["integrations"] else 1])
+    return ".".join(names[: 3 if names[1:2] == ["integrations"] else 2])
 
 
 @pytest.mark.parametrize("name", aiordma.__all__)
@@ -183,7 +189,7 @@ async def listen():
     await aiordma.listen(device="rxe0")
 
 uses = (
-    aiordma.Device("rxe0").open,
+    aiordma.verbs.Device("rxe0").open,
     lambda: anyio.run(connect),
     lambda: anyio.run(listen),
     lambda: anyio.run(connect),
@@ -206,7 +212,7 @@ async def serve(listener):
     async with await listener.accept() as connection:
         await connection.send(await connection.receive())
 
-print(aiordma.Device.names())
+print(aiordma.verbs.Device.names())
 anyio.run(echo)
 """
 

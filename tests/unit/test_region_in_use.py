@@ -6,15 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from aiordma import MemoryRegion
 from aiordma._base.errors import BusyError
 from aiordma.testing import software_objects
-from aiordma.verbs import (
-    CompletionQueue,
-    Device,
-    DmabufRegion,
-    MemoryRegion,
-    ProtectionDomain,
-)
+from aiordma.verbs import CompletionQueue, Device, DmabufRegion, ProtectionDomain
 from tests.unit.software_device import nothing_left
 
 

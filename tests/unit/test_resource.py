@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from aiordma import MemoryRegion
 from aiordma._base.errors import BusyError, ClosedError, VerbsCallError, check_positive_errno
 from aiordma.verbs import (
     CompletionChannel,
     CompletionQueue,
     Context,
     Device,
-    MemoryRegion,
     QueuePair,
     RawSharedReceiveQueue,
     Resource,

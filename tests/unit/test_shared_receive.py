@@ -15,7 +15,7 @@ from aiordma._requests.registrations import RegistrationCache
 from tests.alike import alike
 from tests.unit.numbers_device import Device, Loop
 
-LAST = aiordma.AsyncEventType.QP_LAST_WQE_REACHED
+LAST = aiordma.verbs.AsyncEventType.QP_LAST_WQE_REACHED
 
 
 class Hub:
@@ -28,7 +28,7 @@ class Hub:
         self.domain = None
         self.pool = SimpleNamespace(registrations=RegistrationCache())
         self.attributes = SimpleNamespace(max_srq=1, max_srq_wr=100, max_srq_sge=2)
-        self.on_object_event: dict[int, Callable[[aiordma.AsyncEventType], None]] = {}
+        self.on_object_event: dict[int, Callable[[aiordma.verbs.AsyncEventType], None]] = {}
         self.drains = 0
         self.on_drain: Callable[[], None] = lambda: None
 
@@ -165,7 +165,7 @@ def test_a_connection_that_closes_late_takes_no_other_out() -> None:
 def test_a_queue_that_fails_ends_its_members() -> None:
     shared = make(Hub())
     member, *_ = join(shared, 1)
-    shared._device_event(aiordma.AsyncEventType.SRQ_ERR)
+    shared._device_event(aiordma.verbs.AsyncEventType.SRQ_ERR)
     (error,) = member.failures
     assert isinstance(error, aiordma.DeviceEventError)
     with pytest.raises(aiordma.DeviceEventError):

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import Device
 from aiordma._base.enums import AtomicCapability, GidType, LinkLayer, Mtu, PortState
 from aiordma._base.provider import software
 from aiordma._native import ffi, lib
+from aiordma.verbs import Device
 from tests.network import run_alone
 from tests.unit.software_device import (
     failed,
@@ -52,7 +52,7 @@ def test_the_guid_is_the_machines_and_locally_administered() -> None:
     guid = Device("software").guid
     assert guid >> 56 & 3 == 2
     out = subprocess.run(
-        [sys.executable, "-c", "import aiordma; print(aiordma.Device('software').guid)"],
+        [sys.executable, "-c", "import aiordma; print(aiordma.verbs.Device('software').guid)"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -67,14 +67,14 @@ def test_what_it_says_it_can_is_what_it_holds_to() -> None:
     with Device("software").open() as context:
         device = context.query()
         assert device.firmware == aiordma.__version__
-        assert context.transport is aiordma.Transport.IWARP
+        assert context.transport is aiordma.verbs.Transport.IWARP
         assert device.atomic_cap is AtomicCapability.DEVICE
         assert device.num_comp_vectors == device.phys_port_cnt == device.max_pkeys == 1
         for name in ("max_qp", "max_cq", "max_mr", "max_mw", "max_ah", "max_srq", "max_mcast_grp"):
             assert getattr(device, name) > 0, name
         with pytest.raises(ValueError, match="entries"):
-            aiordma.CompletionQueue(context, device.max_cqe + 1)
-        aiordma.CompletionQueue(context, device.max_cqe).close()
+            aiordma.verbs.CompletionQueue(context, device.max_cqe + 1)
+        aiordma.verbs.CompletionQueue(context, device.max_cqe).close()
 
 
 def test_its_port_is_an_active_one_of_ethernet() -> None:
@@ -333,7 +333,7 @@ def test_a_program_that_forks_before_its_first_use_has_a_device_in_both() -> Non
     program = (
         "import os, aiordma\n"
         "child = os.fork()\n"
-        "aiordma.Device('software').open().close()\n"
+        "aiordma.verbs.Device('software').open().close()\n"
         "if child: assert os.waitpid(child, 0)[1] == 0\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aiordma
-from aiordma import CmEventType, ConnectionParameters, EventChannel, Identifier
 from aiordma.testing import software_objects
+from aiordma.verbs import CmEventType, ConnectionParameters, EventChannel, Identifier
 from tests.unit.mpa_peer import (
     CRC,
     ENHANCED,

@@ -10,9 +10,10 @@ from functools import partial
 
 import pytest
 
-from aiordma import Access, CmEventType, RemoteMemory, WorkCompletionStatus, WorkRequestOpcode
+from aiordma import Access, RemoteMemory
 from aiordma._base.provider import software
 from aiordma._native import lib
+from aiordma.verbs import CmEventType, WorkCompletionStatus, WorkRequestOpcode
 from tests.unit.mpa_peer import expect
 from tests.unit.software_device import memory, take_async_event
 from tests.unit.stream_peer import (

@@ -15,7 +15,10 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import (
+from aiordma._base.provider import Provider, software
+from aiordma._native import ffi, lib
+from aiordma.testing import software_objects
+from aiordma.verbs import (
     AsyncEventType,
     Capacity,
     CmEventType,
@@ -28,9 +31,6 @@ from aiordma import (
     QueuePairState,
     QueuePairType,
 )
-from aiordma._base.provider import Provider, software
-from aiordma._native import ffi, lib
-from aiordma.testing import software_objects
 from tests.unit.engine_thread import EngineThread
 from tests.unit.mpa_peer import HOST, REJECTS, Frame, expect, has_ended
 from tests.unit.mpa_peer import Device as Players
@@ -82,7 +82,7 @@ def test_identifier_of_a_request_is_adopted_once(players: Players) -> None:
     with closing(socket.create_connection((HOST, port), timeout=5)) as peer:
         peer.sendall(Frame().pack())
         key = expect(players.channel, CmEventType.CONNECT_REQUEST).new_key
-        other = players.stack.enter_context(aiordma.EventChannel("software"))
+        other = players.stack.enter_context(aiordma.verbs.EventChannel("software"))
         with pytest.raises(ValueError, match=r"^Identifier\(\): key=.* of this channel"):
             Identifier(other, key=key)
         request = players.identifier(key)
@@ -99,7 +99,7 @@ def test_identifier_of_a_request_is_adopted_once(players: Players) -> None:
 def test_identifier_stays_with_its_connection_manager(players: Players) -> None:
     """A channel of another provider is another struct in C."""
     identifier = players.identifier()
-    with aiordma.EventChannel(Provider("other", software().table)) as other:
+    with aiordma.verbs.EventChannel(Provider("other", software().table)) as other:
         with pytest.raises(ValueError, match=r"^migrate\(\): channel=.* the identifier"):
             identifier.migrate(other)
         assert identifier.channel is players.channel

@@ -11,7 +11,8 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from aiordma import Access, CompletionChannel, MemoryRegion, QueuePairState
+from aiordma import Access, MemoryRegion
+from aiordma.verbs import CompletionChannel, QueuePairState
 from tests.unit.engine_thread import EngineThread
 from tests.unit.software_device import Aside, take_event
 from tests.unit.stream_peer import (

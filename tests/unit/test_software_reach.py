@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import Access, Connection, MemoryWindowType, RemoteMemory
+from aiordma import Access, Connection, RemoteMemory
 from aiordma._base.provider import software
 from aiordma._native import lib
+from aiordma.verbs import MemoryWindowType
 from aiordma.verbs.send_work import SendWork
 from tests import connections
 from tests.internals import endpoint_of, hub_of, queue_pair_of
@@ -155,7 +156,7 @@ async def test_windows_of_type_2_are_unbound_as_their_queue_pair_goes() -> None:
         hub = hub_of(server)
         with (
             aiordma.MemoryRegion(hub.domain, bytearray(BYTES), LOCAL | BIND) as region,
-            aiordma.MemoryWindow(hub.domain) as window,
+            aiordma.verbs.MemoryWindow(hub.domain) as window,
         ):
             await bind(server, window, region)
             assert deregister(region) == errno.EBUSY
@@ -169,11 +170,11 @@ async def test_windows_of_type_2_are_unbound_as_their_queue_pair_is_reset() -> N
         hub = hub_of(server)
         with (
             aiordma.MemoryRegion(hub.domain, bytearray(BYTES), LOCAL | BIND) as region,
-            aiordma.MemoryWindow(hub.domain) as window,
+            aiordma.verbs.MemoryWindow(hub.domain) as window,
         ):
             await bind(server, window, region)
             assert deregister(region) == errno.EBUSY
-            queue_pair_of(server).modify(aiordma.QueuePairState.RESET)
+            queue_pair_of(server).modify(aiordma.verbs.QueuePairState.RESET)
             assert deregister(region) == 0
             region._closed = region._is_gone = True
 
@@ -187,7 +188,7 @@ def deregister(region: aiordma.MemoryRegion) -> int:
 
 async def bind(
     server: Connection,
-    window: aiordma.MemoryWindow,
+    window: aiordma.verbs.MemoryWindow,
     region: aiordma.MemoryRegion,
     access: Access = READ,
     *,
@@ -211,7 +212,7 @@ async def is_unbindable(server: Connection, *arguments: Any, **how: Any) -> bool
     try:
         await bind(server, *arguments, **how)
     except aiordma.WorkCompletionError as error:
-        return error.status == aiordma.WorkCompletionStatus.MW_BIND_ERR
+        return error.status == aiordma.verbs.WorkCompletionStatus.MW_BIND_ERR
     return False
 
 
@@ -238,7 +239,7 @@ async def test_what_makes_no_sense_is_not_bound(
         domain = server.domain
         with (
             aiordma.MemoryRegion(domain, bytearray(BYTES), registered) as region,
-            aiordma.MemoryWindow(domain) as window,
+            aiordma.verbs.MemoryWindow(domain) as window,
         ):
             assert await is_unbindable(server, window, region, access, **how)
 
@@ -248,17 +249,17 @@ async def test_a_window_is_bound_to_its_own_domain_only() -> None:
         hub = hub_of(server)
         with hub.context.alloc_pd() as other:
             region = aiordma.MemoryRegion(other, bytearray(BYTES), LOCAL | BIND)
-            with aiordma.MemoryWindow(hub.domain) as window:
+            with aiordma.verbs.MemoryWindow(hub.domain) as window:
                 assert await is_unbindable(server, window, region)
             with pytest.raises(aiordma.VerbsCallError):  # refused at once: it is looked at
-                await bind(second, aiordma.MemoryWindow(other), region)
+                await bind(second, aiordma.verbs.MemoryWindow(other), region)
 
 
 async def test_a_bound_window_of_type_2_is_not_bound_again() -> None:
     async with connected() as (client, server):
         domain = server.domain
         region = server.register(bytearray(BYTES), LOCAL | BIND)
-        with aiordma.MemoryWindow(domain) as window:
+        with aiordma.verbs.MemoryWindow(domain) as window:
             theirs = await bind(server, window, region)
             assert await client.read_bytes(theirs) == BYTES
             assert await is_unbindable(server, window, region)
@@ -270,7 +271,7 @@ async def test_a_region_that_is_gone_is_not_bound() -> None:
         region = aiordma.MemoryRegion(domain, bytearray(BYTES), LOCAL | BIND)
         region.close()
         region._closed = False  # or Python would refuse it, and the device not be asked
-        with aiordma.MemoryWindow(domain) as window:
+        with aiordma.verbs.MemoryWindow(domain) as window:
             assert await is_unbindable(server, window, region)
         region._closed = region._is_gone = True
 
@@ -279,7 +280,7 @@ async def test_a_window_may_count_from_zero() -> None:
     async with connected() as (client, server):
         domain = server.domain
         region = server.register(bytearray(BYTES), LOCAL | BIND)
-        with aiordma.MemoryWindow(domain) as window:
+        with aiordma.verbs.MemoryWindow(domain) as window:
             theirs = await bind(server, window, region, READ | ZERO_BASED, offset=16, length=16)
             assert await client.read_bytes(theirs) == BYTES[16:32]
             assert await client.read_bytes(moved(theirs, 15, 1)) == BYTES[31:32]

@@ -6,19 +6,18 @@ from dataclasses import dataclass
 
 import pytest
 
-from aiordma import (
+from aiordma import MemoryRegion, WorkCompletion
+from aiordma.verbs import (
     AddressHandle,
     AddressVector,
     Capacity,
     CompletionChannel,
     CompletionQueue,
     Device,
-    MemoryRegion,
     QueuePair,
     QueuePairState,
     QueuePairType,
     SendFlag,
-    WorkCompletion,
     WorkRequestOpcode,
 )
 from aiordma.verbs.send_work import SendWork

@@ -17,17 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from aiordma import (
-    Access,
+from aiordma import Access, RemoteMemory
+from aiordma._base.provider import software
+from aiordma._native import ffi, lib
+from aiordma.verbs import (
     CmEventType,
     QueuePairState,
-    RemoteMemory,
     SendFlag,
     WorkCompletionStatus,
     WorkRequestOpcode,
 )
-from aiordma._base.provider import software
-from aiordma._native import ffi, lib
 from tests.unit.mpa_peer import expect
 from tests.unit.software_device import address_of, take_async_event
 from tests.unit.stream_peer import (

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from aiordma import RequestStatistics, WorkCompletionOpcode, WorkCompletionStatus
+from aiordma.types import RequestStatistics
+from aiordma.verbs import WorkCompletionOpcode, WorkCompletionStatus
 from tests.unit.child import run_child
 
 SCENARIO = """

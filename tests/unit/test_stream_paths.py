@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from aiordma import DisconnectedError, RemoteMemory, WorkCompletionOpcode
+from aiordma import DisconnectedError, RemoteMemory
 from aiordma._loop.event_loop import current_event_loop
 from aiordma.streams import Stream
 from aiordma.streams.path import WORD_BYTES
 from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Control, Hello, Operation
 from aiordma.streams.rsocket import Rsocket
+from aiordma.verbs import WorkCompletionOpcode
 from aiordma.verbs.memory import MemorySlice
 from tests.fuzz.engine_world import EngineWorld
 from tests.fuzz.rsocket_driver import DEPTH, RING, TABLE_ADDRESS, TABLE_KEY, World

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from aiordma import RemoteMemory, WorkCompletionOpcode
+from aiordma import RemoteMemory
 from aiordma.streams.protocol import GRANT_BYTES, Control, Hello, Operation, operation_of
 from aiordma.streams.rsocket import Rsocket
+from aiordma.verbs import WorkCompletionOpcode
 from tests.fuzz.engine_world import EngineWorld
 from tests.fuzz.rsocket_driver import World
 

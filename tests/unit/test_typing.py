@@ -36,8 +36,8 @@ def test_calls_take_buffers_and_regions(call: typing.Callable[..., object], name
 @pytest.mark.promise("Type checkers know every public name")
 def test_regions_are_made_of_buffers_and_arrays() -> None:
     for call in (aiordma.Connection.register, aiordma.MemoryRegion.__init__):
-        assert typing.get_type_hints(call)["buffer"] == aiordma.RegistrableMemory
-    assert typing.get_args(aiordma.RegistrableMemory)[0] is Buffer
+        assert typing.get_type_hints(call)["buffer"] == aiordma.verbs.RegistrableMemory
+    assert typing.get_args(aiordma.verbs.RegistrableMemory)[0] is Buffer
 
 
 def _accepted(

@@ -42,7 +42,7 @@ print(aiordma.__version__, aiordma.__file__)
 REAL_DEVICE = """
 import aiordma
 try:
-    aiordma.Device("rxe0").open()
+    aiordma.verbs.Device("rxe0").open()
 except aiordma.NoDeviceError as error:
     print(error)
 """

@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import Access, BoundWindow, Connection, MemoryRegion, MemoryWindowType
+from aiordma import Access, BoundWindow, Connection, MemoryRegion
+from aiordma.verbs import MemoryWindowType
 from tests import connections
 from tests.bench.instant import doorbell_fails, instant, prepare, refuses
 from tests.internals import drain_of, free_sends
@@ -231,7 +232,9 @@ async def test_peers_bad_invalidation_is_a_local_access_error() -> None:
     async with connections.connected("127.0.0.1", server=keywords, client=keywords) as ends:
         client, server = ends
         request = client.post_send(b"x", invalidate=0x12345678)
-        with pytest.raises(aiordma.LocalAccessError, match="invalidates an rkey that is unknown"):
+        with pytest.raises(
+            aiordma.verbs.LocalAccessError, match="invalidates an rkey that is unknown"
+        ):
             await server.receive()
         with pytest.raises(aiordma.RemoteAccessError):
             await request

@@ -367,7 +367,7 @@ static PyGetSetDef arrival_properties[] = {
 };
 
 PyTypeObject engine_datagram_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma.DatagramArrival",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma.types.DatagramArrival",
     .tp_doc =
         "The arrival of a datagram: the `length` of its payload in bytes, and `immediate`, the\n"
         "sender's 32 bits of immediate data as an int, or None.",
@@ -621,7 +621,7 @@ static PyAsyncMethods receive_awaiting = {
 };
 
 PyTypeObject engine_receive_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma.DatagramReceive",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma.types.DatagramReceive",
     .tp_doc =
         "DatagramReceive(request, header, senders)\n"
         "--\n\n"
