@@ -162,7 +162,7 @@ def _name_after_the_package() -> None:
         public = sys.modules[module]
         for each in [getattr(public, name) for name in public.__all__]:
             defined = getattr(each, "__module__", "")
-            if defined.startswith(f"{__name__}._") or defined.startswith(f"{__name__}.verbs."):
+            if defined.startswith((f"{__name__}._", f"{__name__}.verbs.")):
                 each.__module__ = module
 
 

@@ -51,7 +51,7 @@ DECIDED_BY_CM = {
     "with source= of connect() or host of listen(), or use open_queue_pair(), which takes "
     "gid_index",
     "service_level": "the connection manager derives it from the type of service of the side that "
-    "connects. Use tos=, or open_queue_pair(), whose connect_to() takes service_level",
+    "connects. Use the option tos, or open_queue_pair(), whose connect_to() takes service_level",
     "pkey_index": "the connection manager takes the partition key of the network interface that "
     "has the local address. Choose the address, with source= of connect() or host of listen(), or "
     "use open_queue_pair(), which takes pkey_index",

@@ -202,7 +202,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "streams": (
         "aiordma.streams",
         "[Byte streams](../streams.md) explains them.",
-        tuple(f"streams.{name}" for name in aiordma.streams.__all__ if not name.endswith("Error")),
+        tuple(f"streams.{each}" for each in aiordma.streams.__all__ if each[-5:] != "Error"),
     ),
     "testing": (
         "aiordma.testing",

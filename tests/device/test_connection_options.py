@@ -268,7 +268,7 @@ async def test_datagram_socket_refuses_a_missing_gid(device: DeviceUnderTest) ->
 BY_CM = {
     "path_mtu": "the connection manager takes the MTU of the path",
     "gid_index": "the connection manager takes the GID of the local address",
-    "service_level": "the connection manager derives it from the type of service .* Use tos=",
+    "service_level": "the connection manager derives it from .* Use the option tos",
     "pkey_index": "the connection manager takes the partition key of the network interface",
 }
 REFUSED: dict[str, tuple[Callable[..., Awaitable[Any]], dict[str, str]]] = {

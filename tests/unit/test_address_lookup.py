@@ -111,7 +111,7 @@ class Played:
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     library = Played()
     provider = Provider("played", library.table)
-    monkeypatch.setattr(address_lookup, "usual_provider", lambda _device: provider)
+    monkeypatch.setattr(address_lookup, "usual_provider", lambda *_: provider)
     return library
 
 

@@ -124,7 +124,8 @@ def calls(client, server, remote, region):
     }
 
 async def main():
-    options = dict(device="software", receive_buffers=0, max_send_wr=512, max_recv_wr=512)
+    sizes = aiordma.ConnectionOptions(receive_buffers=0, max_send_wr=512, max_recv_wr=512)
+    options = dict(device="software", options=sizes)
     async with await aiordma.listen("127.0.0.1", 0, **options) as listener:
         accepting = asyncio.ensure_future(listener.accept())
         client = await aiordma.connect("127.0.0.1", listener.port, **options)
@@ -151,7 +152,8 @@ async def main():
 
 DATAGRAMS = """
 async def main():
-    options = dict(device="software", receive_buffers=0, max_send_wr=512, max_recv_wr=512)
+    sizes = aiordma.ConnectionOptions(receive_buffers=0, max_send_wr=512, max_recv_wr=512)
+    options = dict(device="software", options=sizes)
     async with await aiordma.open_datagram("127.0.0.1", **options) as socket:
         peer = await socket.resolve("127.0.0.1", socket.port)
 

@@ -352,7 +352,7 @@ def test_a_domain_is_of_its_context() -> None:
 # In a network of its own, whose one interface is its to take up and down.
 NEWS = """
 import select
-from aiordma import AsyncEvent, AsyncEventType, Device
+from aiordma.verbs import AsyncEvent, AsyncEventType, Device
 from tests.network import ip
 
 def index(context, address):

@@ -15,7 +15,8 @@ from tests.unit.test_native import FLAGS
 BEGIN = """
 import ctypes, errno, select, socket, struct, time
 from contextlib import ExitStack
-from aiordma import Access, CmEventType, ConnectionParameters, VerbsCallError
+from aiordma import Access, VerbsCallError
+from aiordma.verbs import CmEventType, ConnectionParameters
 from tests.unit.mpa_peer import *
 from tests.unit.stream_peer import *
 from aiordma.testing import software_objects

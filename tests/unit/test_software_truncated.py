@@ -12,7 +12,8 @@ from tests.unit.sources import ROOT
 BEGIN = """
 import ctypes, mmap, os, tempfile
 from contextlib import ExitStack
-from aiordma import Access, CmEventType, RemoteMemory, WorkCompletionStatus, WorkRequestOpcode
+from aiordma import Access, RemoteMemory
+from aiordma.verbs import CmEventType, WorkCompletionStatus, WorkRequestOpcode
 from tests.unit.mpa_peer import expect
 from tests.unit.stream_peer import *
 

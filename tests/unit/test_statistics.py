@@ -14,7 +14,7 @@ import asyncio, aiordma, aiordma.testing
 from aiordma import Access
 
 async def main():
-    options = {"receive_buffers": 0, "max_send_wr": 4}
+    options = {"options": aiordma.ConnectionOptions(receive_buffers=0, max_send_wr=4)}
     async with aiordma.testing.connected_pair(**options) as (client, server):
         memory = server.register(bytearray(64), Access.REMOTE_READ | Access.REMOTE_WRITE)
         parts = client.register(bytearray(64))
