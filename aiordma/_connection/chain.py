@@ -1,30 +1,20 @@
 """Chains: requests that are collected, and posted with one call and one doorbell. Either each
 request is signaled, or only the last."""
 
-from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from aiordma._base.enums import Access, WorkRequestOpcode
+from aiordma._base.enums import WorkRequestOpcode
 from aiordma._base.errors import NotPostedError, NotSupportedError
-from aiordma._base.ranges import RemoteMemory
+from aiordma._connection.posting import Posting
 from aiordma._connection.posts import Posts
-from aiordma._connection.works import (
-    compare_swap_work,
-    fetch_add_work,
-    message_work,
-    read_work,
-    send_flags,
-    write_work,
-)
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._endpoint.staging import PARTS, Staged, Staging, several
-from aiordma._endpoint.windows import BoundWindow
+from aiordma._endpoint.staging import Staged, Staging
 from aiordma._loop.event_loop import protected
-from aiordma._native import ChainPort, calls_port, end_chain
+from aiordma._native import ChainPort, end_chain
 from aiordma._requests.credits import Slot
 from aiordma._requests.request import WorkRequest, fail_all
-from aiordma.verbs import LocalMemory, MemoryWindow, SendWork
+from aiordma.verbs import MemoryWindow, SendWork
 from aiordma.verbs.memory import MemorySlice
 
 __all__ = ("Chain",)
@@ -112,12 +102,12 @@ class _Collected:
                 request.exception()  # marks it as retrieved: the caller raises the cause
 
 
-class Chain:
+class Chain(Posting):
     """Collects requests in a `with` block, and posts them at its end. Made by `Connection.chain`.
 
-    Each `post_*` method takes the arguments of the connection's method of the same name. It returns
-    a request that can be awaited after the block. The request takes its slot, and holds its memory,
-    as soon as it is added. Bytes that are short enough to go inline are copied then. If the block
+    Each `post_*` method is the connection's method of the same name. It returns a request that can
+    be awaited after the block. The request takes its slot, and holds its memory, as soon as it is
+    added. Bytes that are short enough to go inline are copied then. If the block
     raises, nothing is posted, and each request fails with a NotPostedError.
 
     Raises:
@@ -127,6 +117,8 @@ class Chain:
             block: the connection has ended; nothing was posted.
         VerbsCallError: at the end of the block: the device refused the call.
         ValueError: the chain is entered, or a request added, after its end.
+        NotSupportedError: (of a `post_*` method) a window of type 1; or a READ with
+            `signal_last_only`, and the device may complete later requests before it.
 
     See: man ibv_post_send.
     """
@@ -179,177 +171,3 @@ class Chain:
             raise
         if error is not None:
             self._sink.give_up(error)
-
-    # -- collecting requests ------------------------------------------------------------------
-
-    @calls_port("send")
-    def post_send(
-        self,
-        data: LocalMemory,
-        *,
-        immediate: int | None = None,
-        invalidate: int | None = None,
-        fence: bool = False,
-        solicited: bool = False,
-    ) -> WorkRequest:
-        """Collect a message. See `Connection.post_send`.
-
-        Args: as `Connection.post_send`.
-
-        Raises: as `Connection.post_send`.
-        """
-        flags = send_flags(fence, solicited)
-        work = message_work(self._endpoint, "post_send", immediate, invalidate, flags)
-        return self._posts.post(work, self._staging.source, [data], "post_send(): data")
-
-    @calls_port("sendv")
-    def post_sendv(
-        self,
-        parts: Iterable[LocalMemory],
-        *,
-        immediate: int | None = None,
-        invalidate: int | None = None,
-        fence: bool = False,
-        solicited: bool = False,
-    ) -> WorkRequest:
-        """Collect a message gathered from several buffers. See `Connection.post_sendv`.
-
-        Args: as `Connection.post_sendv`.
-
-        Raises: as `Connection.post_sendv`.
-        """
-        given = several(parts, "post_sendv")
-        flags = send_flags(fence, solicited)
-        work = message_work(self._endpoint, "post_sendv", immediate, invalidate, flags)
-        return self._posts.post(work, self._staging.source, given, f"post_sendv(): {PARTS}")
-
-    @calls_port("read")
-    def post_read(
-        self, remote: RemoteMemory, local: LocalMemory, *, fence: bool = False
-    ) -> WorkRequest:
-        """Collect an RDMA READ. See `Connection.post_read`.
-
-        Args: as `Connection.post_read`.
-
-        Raises:
-            as `Connection.post_read`.
-            NotSupportedError: the chain has `signal_last_only`, and the device may complete later
-                requests before a READ.
-        """
-        work = read_work(self._endpoint, "post_read", remote, 1, send_flags(fence))
-        return self._posts.post(work, self._staging.target, [local], "post_read(): local")
-
-    @calls_port("readv")
-    def post_readv(
-        self, remote: RemoteMemory, parts: Iterable[LocalMemory], *, fence: bool = False
-    ) -> WorkRequest:
-        """Collect a READ scattered over several local buffers. See `Connection.post_readv`.
-
-        Args: as `Connection.post_readv`.
-
-        Raises: as `Chain.post_read`.
-        """
-        given = several(parts, "post_readv")
-        work = read_work(self._endpoint, "post_readv", remote, len(given), send_flags(fence))
-        return self._posts.post(work, self._staging.target, given, f"post_readv(): {PARTS}")
-
-    @calls_port("write")
-    def post_write(
-        self,
-        local: LocalMemory,
-        remote: RemoteMemory,
-        *,
-        immediate: int | None = None,
-        fence: bool = False,
-        solicited: bool = False,
-    ) -> WorkRequest:
-        """Collect an RDMA WRITE. See `Connection.post_write`.
-
-        Args: as `Connection.post_write`.
-
-        Raises: as `Connection.post_write`.
-        """
-        flags = send_flags(fence, solicited)
-        work = write_work(self._endpoint, "post_write", remote, immediate, flags)
-        return self._posts.post(work, self._staging.source, [local], "post_write(): local")
-
-    @calls_port("writev")
-    def post_writev(
-        self,
-        parts: Iterable[LocalMemory],
-        remote: RemoteMemory,
-        *,
-        immediate: int | None = None,
-        fence: bool = False,
-        solicited: bool = False,
-    ) -> WorkRequest:
-        """Collect a WRITE gathered from several local buffers. See `Connection.post_writev`.
-
-        Args: as `Connection.post_writev`.
-
-        Raises: as `Connection.post_writev`.
-        """
-        given = several(parts, "post_writev")
-        flags = send_flags(fence, solicited)
-        work = write_work(self._endpoint, "post_writev", remote, immediate, flags)
-        return self._posts.post(work, self._staging.source, given, f"post_writev(): {PARTS}")
-
-    @calls_port("compare_swap")
-    def post_compare_swap(
-        self,
-        local: LocalMemory,
-        remote: RemoteMemory,
-        compare: int,
-        swap: int,
-        *,
-        fence: bool = False,
-    ) -> WorkRequest:
-        """Collect a compare and swap. See `Connection.post_compare_swap`.
-
-        Args: as `Connection.post_compare_swap`.
-
-        Raises: as `Connection.post_compare_swap`.
-        """
-        call, flags = "post_compare_swap", send_flags(fence)
-        work = compare_swap_work(self._endpoint, call, remote, compare, swap, flags)
-        return self._posts.post(work, self._staging.target, [local], f"{call}(): local")
-
-    @calls_port("fetch_add")
-    def post_fetch_add(
-        self, local: LocalMemory, remote: RemoteMemory, add: int, *, fence: bool = False
-    ) -> WorkRequest:
-        """Collect a fetch and add. See `Connection.post_fetch_add`.
-
-        Args: as `Connection.post_fetch_add`.
-
-        Raises: as `Connection.post_fetch_add`.
-        """
-        call = "post_fetch_add"
-        work = fetch_add_work(self._endpoint, call, remote, add, send_flags(fence))
-        return self._posts.post(work, self._staging.target, [local], f"{call}(): local")
-
-    @calls_port("bind")
-    def post_bind_window(
-        self, window: BoundWindow, memory: MemorySlice, access: Access, *, fence: bool = False
-    ) -> WorkRequest:
-        """Collect the binding of a window of type 2. See `Connection.post_bind_window`.
-
-        Args: as `Connection.post_bind_window`.
-
-        Raises:
-            as `Connection.post_bind_window`.
-            NotSupportedError: the window is of type 1, which cannot be bound in a chain.
-        """
-        return self._posts.bind(window, memory, access, "post_bind_window", fence)
-
-    @calls_port("local_invalidate")
-    def post_invalidate(self, window: BoundWindow, *, fence: bool = False) -> WorkRequest:
-        """Collect the invalidation of a window of type 2. See `Connection.post_invalidate`.
-
-        Args: as `Connection.post_invalidate`.
-
-        Raises:
-            as `Connection.post_invalidate`.
-            NotSupportedError: the window is of type 1.
-        """
-        return self._posts.invalidate(window, "post_invalidate", fence)

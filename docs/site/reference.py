@@ -377,8 +377,8 @@ _DATA = {
     "an inline request, any buffer.",
     "verbs.LocalMemory": "The type of memory that can be posted: any object with a buffer "
     "(`collections.abc.Buffer`), a `MemoryRegion` or a slice of one.",
-    "verbs.RegistrableMemory": "The type of memory that can be registered: any object with a buffer, "
-    "and arrays and tensors that describe their memory in another form: "
+    "verbs.RegistrableMemory": "The type of memory that can be registered: any object with a "
+    "buffer, and arrays and tensors that describe their memory in another form: "
     "`Connection.register` lists them.",
     "verbs.MOST_LID": "The highest LID of one device (unicast).",
 }
