@@ -33,7 +33,7 @@ async def serve(address: str, port: int, size: int) -> None:
     async with aiordma.open_domain(address) as domain:
         started = time.perf_counter()
         # Registered once, for as long as the domain is open; not once per client.
-        region = await domain.register(library(size), Access.REMOTE_READ)
+        region = domain.register(library(size), Access.REMOTE_READ)
         took = time.perf_counter() - started
         print(f"{size // MIB} MiB were registered in {took * 1000:.0f} ms", flush=True)
 

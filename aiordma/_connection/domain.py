@@ -30,7 +30,7 @@ class Domain:
     registers a large buffer once, and lends it to all of its clients:
 
         async with aiordma.open_domain("192.0.2.1") as domain:
-            region = await domain.register(array, Access.REMOTE_READ)
+            region = domain.register(array, Access.REMOTE_READ)
             async with aiordma.listen("192.0.2.1", 7471, domain=domain) as listener:
                 await listener.serve(handler)  # sends region.remote().pack() to each client
 
@@ -67,13 +67,9 @@ class Domain:
         and deregistrations that are under way."""
         return self._state.members
 
-    async def register(
-        self, buffer: RegistrableMemory, access: Access | None = None
-    ) -> MemoryRegion:
+    def register(self, buffer: RegistrableMemory, access: Access | None = None) -> MemoryRegion:
         """Register a buffer for every connection of the domain and, with remote access, for their
-        peers. A worker thread pins the memory, so the event loop continues.
-
-        It stays registered until `region.close()` or until the domain closes.
+        peers. It stays registered until `region.close()` or until the domain closes.
 
         Args:
             buffer, access: as of `Connection.register`.
@@ -89,13 +85,28 @@ class Domain:
             ClosedError, DeviceRemovedError: the domain was closed, or its device removed.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
-        Cancellation: the call waits for the driver, and then deregisters the buffer.
-
         See: man ibv_reg_mr.
         """
-        return await self._state.register(lambda domain: register_anywhere(domain, buffer, access))
+        return self._state.register(lambda domain: register_anywhere(domain, buffer, access))
 
-    async def register_dmabuf(
+    async def register_in_thread(
+        self, buffer: RegistrableMemory, access: Access | None = None
+    ) -> MemoryRegion:
+        """Register a buffer as `register` does, in a worker thread, so that the event loop
+        continues while a large one is pinned.
+
+        Args:
+            buffer, access: as of `Connection.register`.
+
+        Raises: as `Domain.register`.
+
+        Cancellation: the call waits for the driver, and then deregisters the buffer.
+        """
+        return await self._state.register_in_thread(
+            lambda domain: register_anywhere(domain, buffer, access)
+        )
+
+    def register_dmabuf(
         self,
         fd: int,
         length: int,
@@ -113,14 +124,12 @@ class Domain:
             as `Connection.register_dmabuf`.
             ClosedError, DeviceRemovedError: the domain was closed, or its device removed.
 
-        Cancellation: as `Domain.register`.
-
         See: man ibv_reg_dmabuf_mr.
         """
         fd, length, offset, access, iova = checked_part(
             fd, length, offset, access, iova, "register_dmabuf"
         )
-        return await self._state.register(
+        return self._state.register(
             lambda domain: DmabufRegion(domain, fd, length, offset=offset, access=access, iova=iova)
         )
 

@@ -153,8 +153,19 @@ class DomainState:
 
     # -- memory ---------------------------------------------------------------------------------
 
-    async def register(self, make: Callable[[ProtectionDomain], Region]) -> Region:
-        """Register memory until the domain's end, in a worker thread. See `Domain.register`."""
+    def register(self, make: Callable[[ProtectionDomain], Region]) -> Region:
+        """Register memory until the domain's end. See `Domain.register`."""
+        self.require_usable()
+        region = self.pool.registrations._register(lambda: make(self.raw))
+        self._adopt(region)
+        return region
+
+    def _adopt(self, region: MemoryRegion) -> None:
+        self.regions[id(region)] = region
+        region._on_close = lambda: self.regions.pop(id(region), None)
+
+    async def register_in_thread(self, make: Callable[[ProtectionDomain], Region]) -> Region:
+        """Register memory until the domain's end, in a worker thread."""
         self.require_usable()
         with ExitStack() as stack:
             # After the loop's end, this task does not continue: it must not make `aclose` fail.
@@ -170,8 +181,7 @@ class DomainState:
             except BaseException:
                 retire_or_log(region)
                 raise
-            self.regions[id(region)] = region
-            region._on_close = lambda: self.regions.pop(id(region), None)
+            self._adopt(region)
         return region
 
     @contextmanager

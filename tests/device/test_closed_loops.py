@@ -297,7 +297,7 @@ def test_a_registration_hinders_no_close_of_its_domain_on_a_closed_loop(
 
     async def begin_registering() -> tuple[aiordma.Domain, asyncio.Task[Any]]:
         domain = await aiordma.open_domain(ADDRESS)
-        task = asyncio.ensure_future(domain._state.register(register_slowly))
+        task = asyncio.ensure_future(domain._state.register_in_thread(register_slowly))
         await asyncio.sleep(0)
         return domain, task
 
@@ -342,7 +342,7 @@ def test_a_grant_hinders_no_close_of_its_domain_on_a_closed_loop(
         client = await aiordma.connect(ADDRESS, listener.port, domain=domain)
         memory: Any = bytearray(size)
         if registered:
-            memory = await domain.register(memory)
+            memory = domain.register(memory)
         if is_busy:
             client._endpoint.work.sends.slots.free = 0
         task = asyncio.ensure_future(client.grant(memory, access=aiordma.Access.REMOTE_READ))

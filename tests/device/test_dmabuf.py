@@ -226,7 +226,7 @@ async def test_grant_gives_no_access_beside_its_part() -> None:
 async def test_domain_registers_for_all_of_its_connections() -> None:
     with pages(2) as memory:
         async with aiordma.open_domain(ADDRESS) as domain:
-            region = await domain.register_dmabuf(memory.fd, PAGE, offset=PAGE, access=REMOTE)
+            region = domain.register_dmabuf(memory.fd, PAGE, offset=PAGE, access=REMOTE)
             assert region.address == PAGE
             async with connected(server={"domain": domain}) as (client, server):
                 await client.write(b"shared", region[:6].remote())
@@ -239,7 +239,7 @@ async def test_domain_registers_for_all_of_its_connections() -> None:
 
 async def test_region_of_another_domain_is_refused() -> None:
     async with registered() as (client, _, memory, _), aiordma.open_domain(ADDRESS) as domain:
-        foreign = await domain.register_dmabuf(memory.fd, PAGE)
+        foreign = domain.register_dmabuf(memory.fd, PAGE)
         with pytest.raises(ValueError, match="another protection domain"):
             await client.send(foreign[:8])
 
@@ -265,6 +265,6 @@ async def test_wrong_descriptors_are_refused_by_name() -> None:
             server.register_dmabuf(memory.fd, 4 * PAGE, offset=PAGE)
         async with aiordma.open_domain(ADDRESS) as domain:
             with pytest.raises(ValueError, match="length=0"):
-                await domain.register_dmabuf(memory.fd, 0)
+                domain.register_dmabuf(memory.fd, 0)
             assert domain.members == 0
         await both_ways(client, server)

@@ -54,7 +54,7 @@ async def two_clients(
 @pytest.mark.promise("A peer reaches the memory of its own domain only")
 async def test_a_region_of_a_domain_outlives_connections() -> None:
     async with aiordma.open_domain(ADDRESS) as domain:
-        region = await domain.register(bytearray(SECRET), Access.REMOTE_READ)
+        region = domain.register(bytearray(SECRET), Access.REMOTE_READ)
         remote = region.remote()
         async with aiordma.listen(ADDRESS, 0, domain=domain) as listener:
             for _ in range(3):
@@ -68,7 +68,7 @@ async def test_a_region_of_a_domain_outlives_connections() -> None:
 
 async def test_one_region_serves_sends_and_reads_of_all_connections() -> None:
     async with aiordma.open_domain(ADDRESS) as domain:
-        region = await domain.register(bytearray(SECRET), REMOTE)
+        region = domain.register(bytearray(SECRET), REMOTE)
         async with two_clients((domain, domain)) as (clients, servers):
             for client, server in zip(clients, servers, strict=True):
                 await server.send(region[:2])
@@ -168,7 +168,7 @@ async def test_connect_takes_a_domain() -> None:
         aiordma.open_domain(ADDRESS) as domain,
         aiordma.listen(ADDRESS, 0) as listener,
     ):
-        region = await domain.register(bytearray(SECRET), Access.REMOTE_READ)
+        region = domain.register(bytearray(SECRET), Access.REMOTE_READ)
         client, server = await connect_to(listener, ADDRESS, domain=domain)
         async with client, server:
             await both_ways(client, server)
@@ -218,7 +218,7 @@ async def test_accept_takes_a_domain_of_its_own_for_a_peer() -> None:
 async def test_open_domain_finds_the_device_that_reaches_an_address() -> None:
     async with aiordma.open_domain(REACHED) as domain:
         assert domain.device_name == DEVICE
-        assert (await domain.register(bytearray(8))).length == 8
+        assert domain.register(bytearray(8)).length == 8
 
 
 # -- refused before C sees it ---------------------------------------------------------------------
@@ -232,8 +232,8 @@ async def test_memory_of_another_domain_is_refused_before_the_post() -> None:
         aiordma.open_domain(ADDRESS) as other,
         two_clients((one, one)) as (clients, servers),
     ):
-        foreign = await other.register(bytearray(64), REMOTE)
-        mine = await one.register(bytearray(64), REMOTE)
+        foreign = other.register(bytearray(64), REMOTE)
+        mine = one.register(bytearray(64), REMOTE)
         server, client = servers[0], clients[0]
         remote = client.register(bytearray(64), REMOTE).remote()
         uses: list[Callable[[], object]] = [
@@ -260,7 +260,7 @@ async def test_a_receive_in_memory_of_another_domain_is_refused() -> None:
         aiordma.open_domain(ADDRESS) as domain,
         two_clients((None, None)) as (_, servers),
     ):
-        foreign = await domain.register(bytearray(64))
+        foreign = domain.register(bytearray(64))
         async with aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
             with pytest.raises(ValueError, match="another protection domain"):
                 shared.post_srq_recv([foreign])
@@ -276,7 +276,7 @@ async def test_a_window_on_memory_of_another_domain_is_refused() -> None:
         aiordma.open_domain(ADDRESS) as domain,
         two_clients((None, None)) as (clients, servers),
     ):
-        foreign = await domain.register(bytearray(64), Access.LOCAL_WRITE | Access.MW_BIND)
+        foreign = domain.register(bytearray(64), Access.LOCAL_WRITE | Access.MW_BIND)
         with pytest.raises(ValueError, match="another protection domain"):
             await servers[0].bind(foreign[:], Access.REMOTE_READ)
         await both_ways(clients[0], servers[0])
@@ -328,7 +328,7 @@ async def test_each_keeps_peers_from_each_others_memory(operation: str) -> None:
 @pytest.mark.parametrize("operation", ["read", "write"])
 async def test_a_domain_keeps_other_peers_from_its_memory(operation: str) -> None:
     async with aiordma.open_domain(ADDRESS) as domain:
-        region = await domain.register(bytearray(SECRET), REMOTE)
+        region = domain.register(bytearray(SECRET), REMOTE)
         for other in (None, "each"):
             await _refused((domain, other), operation, region)
 
@@ -439,7 +439,7 @@ async def test_a_listeners_own_shared_receive_queue_is_in_its_domain() -> None:
         aiordma.open_domain(ADDRESS) as domain,
         two_clients((domain, domain), shared_receive=4) as (clients, servers),
     ):
-        region = await domain.register(bytearray(SECRET))
+        region = domain.register(bytearray(SECRET))
         for client, server in zip(clients, servers, strict=True):
             await both_ways(client, server)
             await server.send(region)
@@ -494,7 +494,7 @@ async def test_a_shared_receive_queue_of_another_domain_is_refused() -> None:
 @pytest.mark.parametrize("each", [False, True])
 async def test_a_datagram_socket_takes_a_domain(each: bool) -> None:
     async with aiordma.open_domain(ADDRESS) as domain:
-        region = await domain.register(bytearray(SECRET))
+        region = domain.register(bytearray(SECRET))
         chosen: Any = "each" if each else domain
         async with (
             aiordma.open_datagram(ADDRESS, domain=chosen) as socket,
@@ -551,7 +551,7 @@ async def test_domain_outlives_address_handles(
 @pytest.mark.promise("A peer reaches the memory of its own domain only")
 async def test_closing_a_domain_in_use_is_refused() -> None:
     async with aiordma.open_domain(ADDRESS) as domain:
-        region = await domain.register(bytearray(SECRET), Access.REMOTE_READ)
+        region = domain.register(bytearray(SECRET), Access.REMOTE_READ)
         async with aiordma.listen(ADDRESS, 0, domain=domain) as listener:
             client, server = await connect_to(listener, ADDRESS)
             async with client, server:
@@ -572,7 +572,7 @@ async def test_a_closed_domain_is_refused() -> None:
     async with aiordma.open_domain(ADDRESS) as domain:
         pass
     with pytest.raises(aiordma.ClosedError, match="this domain is closed"):
-        await domain.register(bytearray(1))
+        domain.register(bytearray(1))
     with pytest.raises(aiordma.ClosedError, match="this domain is closed"):
         await aiordma.listen(ADDRESS, 0, domain=domain)
     with pytest.raises(aiordma.ClosedError, match="this domain is closed"):
@@ -596,7 +596,7 @@ async def test_a_cancelled_registration_leaves_nothing_in_the_domain(
         monkeypatch.setattr(provider, "reg_mr", slow)
         buffer = bytearray(64)
         async with anyio.create_task_group() as group:
-            group.start_soon(domain.register, buffer)
+            group.start_soon(domain.register_in_thread, buffer)
             await until(started.is_set)
             with pytest.raises(aiordma.BusyError, match="1 registration"):
                 await domain.aclose()

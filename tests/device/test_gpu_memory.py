@@ -226,7 +226,7 @@ async def test_every_registering_call_takes_a_tensor(gpu: Gpu, kind: Any) -> Non
     async with aiordma.open_domain(ADDRESS) as domain:
         async with connected(server={"domain": domain}) as (client, server):
             regions = [
-                await domain.register(kind(), REMOTE),
+                domain.register(kind(), REMOTE),
                 await server.register_in_thread(kind(), REMOTE),
             ]
             for number, region in enumerate(regions):

@@ -435,7 +435,7 @@ async def test_wrong_grants_are_refused() -> None:
             with pytest.raises(error, match=message):
                 await server.grant(*arguments, **more)
         async with aiordma.open_domain(ADDRESS) as domain:
-            foreign = await domain.register(bytearray(64))
+            foreign = domain.register(bytearray(64))
             with pytest.raises(ValueError, match="another protection domain"):
                 await server.grant(foreign, REMOTE)
         await both_ways(client, server)

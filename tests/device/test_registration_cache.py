@@ -262,7 +262,7 @@ async def _register_in_thread(
 async def _register_in_domain(
     _client: aiordma.Connection, _listener: aiordma.Listener, domain: aiordma.Domain
 ) -> None:
-    (await domain.register(bytearray(8))).close()
+    domain.register(bytearray(8)).close()
 
 
 async def _grant(

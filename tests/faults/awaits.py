@@ -13,7 +13,6 @@ import aiordma
 from aiordma import Access
 from aiordma._runtime.reactor import close_unused_reactors, current_reactors
 from tests.cells import Arena
-from tests.device.dmabufs import pages
 from tests.device.players import connected, reactor_in_use, until
 from tests.devices import ADDRESS, own_group
 from tests.faults.suspensions import CANCELLED, Cut
@@ -392,9 +391,9 @@ async def aclose(cut: Cut) -> None:
         cut.reached |= ended.reached
 
 
-@of("Domain.aclose", "Domain.__aexit__", "Domain.register", "Domain.register_dmabuf")
+@of("Domain.aclose", "Domain.__aexit__", "Domain.register_in_thread")
 async def domain(cut: Cut) -> None:
-    for name in ("aclose", "__aexit__", "register", "register_dmabuf"):
+    for name in ("aclose", "__aexit__", "register_in_thread"):
         own = Cut(cut.at, cut.mode)
         opened = await aiordma.open_domain(ADDRESS)
         buffer = bytearray(4096)
@@ -402,11 +401,8 @@ async def domain(cut: Cut) -> None:
             await own.run(opened.aclose())
         elif name == "__aexit__":
             await own.run(opened.__aexit__(None, None, None))
-        elif name == "register_dmabuf":
-            with pages(1) as memory:  # the region keeps a descriptor of its own
-                await own.run(opened.register_dmabuf(memory.fd, memory.length))
         else:
-            region = await own.run(opened.register(buffer))
+            region = await own.run(opened.register_in_thread(buffer))
             if region is CANCELLED:
                 buffer.append(1)
         await opened.aclose()

@@ -63,6 +63,8 @@ NEVER_CANCELLED = {"Connection.send_eof"} if DEVICE == SOFTWARE else {"Connectio
 """Their awaits need not suspend: `send_eof` is refused; rxe and siw complete a WRITE at once."""
 PACKAGES: dict[Any, str] = {
     aiordma: "",
+    aiordma.types: "",
+    aiordma.verbs: "",
     aiordma.streams: "",
     aiordma.testing: "",
 }
@@ -212,7 +214,7 @@ BROKEN: dict[str, tuple[Any, Any, type[Exception]]] = {
     "Stream.receive": (LOSES, aiordma.streams.Stream, TimeoutError),  # bytes, which are waited for
     "Listener.accept": (LOSES, aiordma.Listener, TimeoutError),  # a peer
     "Connection.register_in_thread": (LOSES, aiordma.Connection, BufferError),  # memory
-    "Domain.register": (LOSES, aiordma.Domain, BufferError),
+    "Domain.register_in_thread": (LOSES, aiordma.Domain, BufferError),
     "prepare_connection": (LOSES, aiordma, TimeoutError),  # a connection, which stays open
     "listen_stream": (LOSES, aiordma.streams, TimeoutError),
     "Connection.aclose": (_waits_before, aiordma.Connection, TimeoutError),

@@ -119,8 +119,8 @@ async def test_no_method_posts_memory_of_another_domain(own: bool) -> None:
         objects(mine if own else None) as things,
     ):
         connection = things["Connection"]
-        foreign = await other.register(bytearray(8), REMOTE | Access.MW_BIND)
-        long = await other.register(bytearray(2 * LONGEST_DATAGRAM), REMOTE)
+        foreign = other.register(bytearray(8), REMOTE | Access.MW_BIND)
+        long = other.register(bytearray(2 * LONGEST_DATAGRAM), REMOTE)
         ours = connection.register(bytearray(8))
         refused = 0
         with spied(connection.context) as calls:
