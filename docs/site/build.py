@@ -148,7 +148,8 @@ def main() -> int:
         pages[f"reference/{key}"] = reference.page(key)
     pages["reference/index"] = reference.INDEX
     pages["examples"] = examples()
-    pages["changelog"] = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
+    for name in ("changelog", "contributing"):
+        pages[name] = (ROOT / f"{name.upper()}.md").read_text().replace("](docs/", "](")
     with_contents(pages)
     for old in SOURCE.rglob("*.md"):
         if old.relative_to(SOURCE).with_suffix("").as_posix() not in pages:

@@ -43,6 +43,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "changelog",
     ),
     "Inside": (
+        "contributing",
         "design",
         "software-device",
         "hot-path",

@@ -10,7 +10,7 @@ from tests.unit.sources import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-GENERATED = {"reference/index", "changelog", "examples"}
+GENERATED = {"reference/index", "changelog", "contributing", "examples"}
 FOLDERS = ("cookbook", "errors", "post-mortems")
 """Folders whose index lists all of their pages."""
 
