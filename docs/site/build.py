@@ -42,6 +42,7 @@ def for_sphinx(text: str) -> str:
     text = _BARE_LINK.sub(r"[](\1)", text)  # Sphinx writes the title of the page or section
     text = _PICTURE.sub(_inline, text)
     text = _PROGRAM.sub(_shown, text)
+    text = text.replace("](../CONTRIBUTING.md", "](contributing.md")
     text = _OUTSIDE.sub(r"\1", text)
     parts = _FENCED.split(text)
     parts[::2] = [_EXAMPLE.sub(r"[examples/\1.py](#example-\1)", each) for each in parts[::2]]
