@@ -27,6 +27,21 @@ def test_each_page_is_in_the_navigation() -> None:
     assert sorted(listed) == sorted(pages - inner | GENERATED), "see docs/site/navigation.py"
 
 
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        ("RPC", "cookbook/rpc"),
+        ("lease", "cookbook/leases"),
+        ("Retry", "cookbook/retry"),
+        ("Timeout", "dead-peers"),
+        ("pytest", "cookbook/faults"),
+    ],
+)
+def test_title_has_the_word_that_is_searched_for(word: str, page: str) -> None:
+    title, _, _ = (DOCS / f"{page}.md").read_text().partition("\n")
+    assert word in title
+
+
 def test_each_environment_variable_is_on_its_page() -> None:
     found = set()
     for path in (ROOT / "aiordma").rglob("*.py"):
