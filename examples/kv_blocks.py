@@ -12,6 +12,7 @@ that has another number or does not match its checksum.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import mmap
 import random
@@ -144,4 +145,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())

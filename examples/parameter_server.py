@@ -11,6 +11,7 @@ goes, or is late: a client cannot hold up the owner for longer than LEASE_SECOND
 
 import argparse
 import asyncio
+import contextlib
 
 import anyio
 import numpy as np
@@ -114,4 +115,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())

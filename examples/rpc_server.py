@@ -10,6 +10,7 @@ calls in progress.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import signal
@@ -154,4 +155,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())
