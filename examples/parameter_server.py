@@ -20,8 +20,8 @@ import aiordma
 from aiordma import Access
 
 WEIGHTS = 1 << 20
-LEASE_SECONDS = 2.0
-CLIENT_SECONDS = 1.0
+LEASE_SECONDS = 6.0
+CLIENT_SECONDS = 4.0
 """The time in which a client READs: shorter than the lease, whose end would break its READ."""
 
 

@@ -21,20 +21,19 @@ import numpy as np
 import aiordma
 from aiordma import Access
 
-SIZE = 8 << 20
-BEGUN, ENDED, DATA = slice(0, 8), slice(8, 16), slice(64, SIZE)
+BEGUN, ENDED, DATA = slice(0, 8), slice(8, 16), slice(64, None)
 """Where the two numbers and the data are in the owner's memory."""
 
 
-def update(memory: np.ndarray, stop: threading.Event) -> None:
-    """The owner's thread: each update writes one number to all of the data, and then rests."""
+def update(memory: np.ndarray, rest: float, stop: threading.Event) -> None:
+    """The owner's thread: each update writes one number to all of the data."""
     begun, ended = memory[BEGUN].view(np.uint64), memory[ENDED].view(np.uint64)
     data = memory[DATA].view(np.uint64)
     while not stop.is_set():
         begun[0] += 1
         data[:] = begun[0]
         ended[0] += 1
-        time.sleep(0.02)
+        time.sleep(rest)
 
 
 async def own(connection: aiordma.Connection, memory: np.ndarray) -> None:
@@ -45,12 +44,12 @@ async def own(connection: aiordma.Connection, memory: np.ndarray) -> None:
 
 
 async def read(address: str, port: int, count: int) -> None:
-    local = np.empty(SIZE, np.uint8)
-    data, mixed, consistent = local[DATA].view(np.uint64), 0, 0
+    mixed = consistent = 0
     async with aiordma.connect(address, port) as connection:
         await connection.send(b"ready")
         remote = aiordma.RemoteMemory.unpack(await connection.receive())
-        region = connection.register(local)
+        local = np.empty(remote.length, np.uint8)
+        data, region = local[DATA].view(np.uint64), connection.register(local)
         while consistent < count:
             for part in (ENDED, DATA, BEGUN):  # each after the one before has completed
                 await connection.read(remote[part], region[part])
@@ -64,13 +63,20 @@ async def read(address: str, port: int, count: int) -> None:
     print(f"{mixed} READs returned a mixture of versions, and were repeated")
 
 
-async def main(address: str, count: int) -> None:
-    memory, stop = np.zeros(SIZE, np.uint8), threading.Event()
-    owner = threading.Thread(target=update, args=(memory, stop))
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("address", help="of this machine's RDMA interface")
+    parser.add_argument("--mib", type=int, default=8, help="size of the memory")
+    parser.add_argument("--rest", type=float, default=0.02, help="seconds between two updates")
+    parser.add_argument("--count", type=int, default=20, help="whole versions to read")
+    arguments = parser.parse_args()
+
+    memory, stop = np.zeros(arguments.mib << 20, np.uint8), threading.Event()
+    owner = threading.Thread(target=update, args=(memory, arguments.rest, stop))
     owner.start()
     try:
-        async with aiordma.listen(address, 0) as listener:
-            reading = asyncio.create_task(read(address, listener.port, count))
+        async with aiordma.listen(arguments.address, 0) as listener:
+            reading = asyncio.create_task(read(arguments.address, listener.port, arguments.count))
             async with listener.accept() as connection:
                 await own(connection, memory)
             await reading
@@ -80,8 +86,4 @@ async def main(address: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("address", help="of this machine's RDMA interface")
-    parser.add_argument("--count", type=int, default=20)
-    arguments = parser.parse_args()
-    asyncio.run(main(arguments.address, arguments.count))
+    asyncio.run(main())

@@ -39,9 +39,9 @@ async def call_all(
                     number = unsent.pop(0)
                     in_progress.add(number)
                     request = {"id": number, "seconds": seconds, **calls[number]}
-                    async with asyncio.timeout(seconds):  # the server may not receive
+                    async with asyncio.timeout(seconds + 4):  # the server may not receive
                         await connection.send(json.dumps(request).encode())
-                async with asyncio.timeout(seconds + 1):  # the server's own limit comes first
+                async with asyncio.timeout(seconds + 4):  # the server's own limit comes first
                     answer = json.loads(await connection.receive())
                 if "leave" in answer:  # the server drains: take the answers, and go
                     unsent.clear()
