@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 
 import aiordma
 
@@ -22,4 +23,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())

@@ -10,6 +10,7 @@ in another domain.
 
 import argparse
 import asyncio
+import contextlib
 import mmap
 import time
 
@@ -80,4 +81,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())

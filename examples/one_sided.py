@@ -9,6 +9,7 @@ reads and writes it directly; the server's CPU has no part in that.
 
 import argparse
 import asyncio
+import contextlib
 
 import aiordma
 from aiordma import Access
@@ -69,4 +70,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())

@@ -27,6 +27,8 @@ _PICTURE = re.compile(r"^!\[([^\]]*)\]\((images/[\w-]+\.svg)\)$", re.MULTILINE)
 _BARE_LINK = re.compile(r"\[[\w./-]+\.md\]\(([\w./-]+\.md(?:#[\w-]+)?)\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _EXAMPLE = re.compile(r"(?<![\w/(\[])`?examples/(\w+)\.py`?")
+_PROGRAM = re.compile(r"^\[(examples/\w+\.py)\]\((?:\.\./)+\1\)$", re.MULTILINE)
+"""A paragraph that is only the name of an example."""
 _STYLE = re.compile(r"<style>.*?</style>\s*", re.DOTALL)
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:examples|tests|aiordma)[^)]*\)")
 CAPTIONS = {"test": "a test"}
@@ -39,6 +41,8 @@ def for_sphinx(text: str) -> str:
     text = _BLOCK.sub(_captioned, text)
     text = _BARE_LINK.sub(r"[](\1)", text)  # Sphinx writes the title of the page or section
     text = _PICTURE.sub(_inline, text)
+    text = _PROGRAM.sub(_shown, text)
+    text = text.replace("](../CONTRIBUTING.md", "](contributing.md")
     text = _OUTSIDE.sub(r"\1", text)
     parts = _FENCED.split(text)
     parts[::2] = [_EXAMPLE.sub(r"[examples/\1.py](#example-\1)", each) for each in parts[::2]]
@@ -52,6 +56,12 @@ def examples() -> str:
         source = path.read_text().rstrip()
         parts += [f"(example-{path.stem})=", f"## {path.name}", f"```python\n{source}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+def _shown(match: re.Match[str]) -> str:
+    """Put an example's program into the page that names it."""
+    source = (ROOT / match[1]).read_text().rstrip()
+    return f"```{{code-block}} python\n:caption: {match[1]}\n{source}\n```"
 
 
 def _inline(match: re.Match[str]) -> str:
@@ -114,12 +124,13 @@ def with_contents(pages: dict[str, str]) -> None:
     """Add the table of contents to the index pages."""
     for caption, names in NAVIGATION.items():
         pages["index"] += toctree(names, ":hidden:", f":caption: {caption}")
-    for folder in ("errors", "post-mortems", "reference"):
+    for folder in ("cookbook", "errors", "post-mortems", "reference"):
         index = f"{folder}/index"
         inner = [name for name in pages if name.startswith(f"{folder}/") and name != index]
         if folder == "reference":
             inner = [f"{folder}/{key}" for key in reference.PAGES]
-        shown = ":hidden:" if folder == "errors" else ":maxdepth: 1"  # its table has them
+        has_table = folder in ("cookbook", "errors")
+        shown = ":hidden:" if has_table else ":maxdepth: 1"
         pages[index] += toctree([f"/{name}" for name in inner], shown)
 
 
@@ -138,7 +149,8 @@ def main() -> int:
         pages[f"reference/{key}"] = reference.page(key)
     pages["reference/index"] = reference.INDEX
     pages["examples"] = examples()
-    pages["changelog"] = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
+    for name in ("changelog", "contributing"):
+        pages[name] = (ROOT / f"{name.upper()}.md").read_text().replace("](docs/", "](")
     with_contents(pages)
     for old in SOURCE.rglob("*.md"):
         if old.relative_to(SOURCE).with_suffix("").as_posix() not in pages:

@@ -3,7 +3,7 @@
 __all__ = ("NAVIGATION",)
 
 NAVIGATION: dict[str, tuple[str, ...]] = {
-    "Start": ("install", "concepts", "tutorial", "choosing", "examples"),
+    "Start": ("install", "concepts", "tutorial", "choosing", "cookbook/index", "examples"),
     "Use": (
         "messages",
         "one-sided",
@@ -43,6 +43,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "changelog",
     ),
     "Inside": (
+        "contributing",
         "design",
         "software-device",
         "hot-path",

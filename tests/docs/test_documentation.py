@@ -1,14 +1,28 @@
 """Every program in the documentation runs, and prints what the page says; every example runs."""
 
+import json
 import re
 import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from aiordma._base.provider import SOFTWARE
 from tests.devices import ADDRESS, DEVICE, own_group
-from tests.docs.programs import PAGES, PORT, ROLES, ROOT, Block, blocks, ours, run, serving
+from tests.docs.programs import (
+    PAGES,
+    PORT,
+    ROLES,
+    ROOT,
+    Block,
+    blocks,
+    complaints,
+    ours,
+    run,
+    serving,
+)
 
 ALL = [block for page in PAGES for block in blocks(page)]
 BY_ITSELF = "aiordma.testing.connected_pair("
@@ -98,6 +112,69 @@ def test_the_lending_example_serves_eight_clients_from_one_region() -> None:
         done = run("examples/lending_library.py", ADDRESS, *AT_PORT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("read 128 of the pages") == 8
+
+
+def test_parameter_server_lends_one_version_at_a_time() -> None:
+    with serving("examples/parameter_server.py", "--serve", ADDRESS, *AT_PORT):
+        done = run("examples/parameter_server.py", ADDRESS, *AT_PORT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "10 leases, each of one version\n"
+
+
+def test_key_value_example_reads_the_blocks_of_its_keys() -> None:
+    with serving("examples/kv_blocks.py", "--serve", ADDRESS, *AT_PORT):
+        done = run("examples/kv_blocks.py", ADDRESS, *AT_PORT)
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"(\d+) of 1000 keys were there, each with its value\n", done.stdout)
+    assert found
+    assert 100 < int(found[1]) < 1000
+
+
+def test_version_example_finds_whole_versions() -> None:
+    # In the virtual machine, a READ takes much longer.
+    slow = () if DEVICE == SOFTWARE else ("--mib", "1", "--rest", "0.2")
+    done = run("examples/read_versions.py", ADDRESS, *slow)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("20 READs returned one version each\n")
+
+
+def test_rpc_example_answers_in_time_and_exports_its_metrics() -> None:
+    metrics = str(PORT + 1)
+    serve = ("examples/rpc_server.py", "--bind", ADDRESS, *AT_PORT, "--metrics", metrics)
+    with serving(*serve) as server:
+        done = run("examples/rpc_client.py", ADDRESS, *AT_PORT)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "double 21: 42; sleep 60: time limit\n10 answers, 1 connections\n"
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=30) as page:
+            exported = page.read().decode()
+        server.terminate()
+        rest, _ = server.communicate(timeout=30)
+    assert 'rpc_call_seconds_count{method="sleep",outcome="error"} 1.0' in exported
+    assert f'aiordma_bytes_sent_total{{device="{DEVICE}"}}' in exported
+    assert server.returncode == 0, rest
+    logged = [json.loads(line) for line in complaints(rest) if line.startswith("{")]
+    assert [each["call"] for each in logged if each["message"] == "time limit"] == ["sleep"]
+    assert logged[-1]["message"] == "drained"
+
+
+@pytest.mark.natively
+def test_rpc_client_moves_from_a_draining_server_to_the_next() -> None:
+    serve = ("examples/rpc_server.py", "--bind", ADDRESS, *AT_PORT)
+    calls = ("--calls", "120", "--sleep", "0.2")
+    client = [sys.executable, "examples/rpc_client.py", ADDRESS, *AT_PORT, *calls]
+    with (
+        serving(*serve) as server,
+        subprocess.Popen(client, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running,
+    ):
+        assert server.stdout is not None
+        while "time limit" not in server.stdout.readline():
+            pass  # the client has been served for a second
+        server.terminate()
+        rest, _ = server.communicate(timeout=30)
+        with serving(*serve):
+            answered, _ = running.communicate(timeout=60)
+    assert server.returncode == 0, rest
+    assert answered.endswith("120 answers, 2 connections\n")
 
 
 @pytest.mark.capability("rnr")

@@ -1,6 +1,6 @@
 """Public docstrings are contracts: they say what can be raised, and what a cancellation leaves.
 
-docs/design.md describes the form. An inherited method is checked at the class of ours that defines
+CONTRIBUTING.md describes the form. An inherited method is checked at the class of ours that defines
 it; what is written in C is checked like what is written in Python.
 """
 

@@ -10,8 +10,8 @@ from tests.unit.sources import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-GENERATED = {"reference/index", "changelog", "examples"}
-FOLDERS = ("errors", "post-mortems")
+GENERATED = {"reference/index", "changelog", "contributing", "examples"}
+FOLDERS = ("cookbook", "errors", "post-mortems")
 """Folders whose index lists all of their pages."""
 
 
@@ -25,6 +25,21 @@ def test_each_page_is_in_the_navigation() -> None:
     pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in PAGES} - {"index"}
     inner = {name for name in pages if name.startswith(FOLDERS) and not name.endswith("/index")}
     assert sorted(listed) == sorted(pages - inner | GENERATED), "see docs/site/navigation.py"
+
+
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        ("RPC", "cookbook/rpc"),
+        ("lease", "cookbook/leases"),
+        ("Retry", "cookbook/retry"),
+        ("Timeout", "dead-peers"),
+        ("pytest", "cookbook/faults"),
+    ],
+)
+def test_title_has_the_word_that_is_searched_for(word: str, page: str) -> None:
+    title, _, _ = (DOCS / f"{page}.md").read_text().partition("\n")
+    assert word in title
 
 
 def test_each_environment_variable_is_on_its_page() -> None:
