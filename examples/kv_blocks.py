@@ -68,7 +68,7 @@ async def serve(address: str, port: int) -> None:
     for key in range(BLOCKS):
         cache.put(f"key {key}", value_of(key))
     async with aiordma.open_domain(address) as domain:
-        region = await domain.register(cache.memory, Access.REMOTE_READ)
+        region = domain.register(cache.memory, Access.REMOTE_READ)
 
         async def handle(connection: aiordma.Connection) -> None:
             await connection.receive()  # on iWARP, the side that connected sends first
@@ -119,7 +119,8 @@ class Client:
 
 
 async def use(address: str, port: int, rounds: int) -> None:
-    async with aiordma.connect(address, port, max_send_wr=MOST_KEYS + 1) as connection:
+    options = aiordma.ConnectionOptions(max_send_wr=MOST_KEYS + 1)
+    async with aiordma.connect(address, port, options=options) as connection:
         await connection.send(b"ready")
         client = Client(connection, aiordma.RemoteMemory.unpack(await connection.receive()))
         got = 0

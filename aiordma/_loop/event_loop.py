@@ -9,7 +9,6 @@ callback does not end trio's run: it is logged. asyncio passes it to its excepti
 import asyncio
 import logging
 import sys
-from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
@@ -21,6 +20,7 @@ import anyio.lowlevel
 
 from aiordma._base.errors import EventLoopError
 from aiordma._loop.polling import PollingEventLoop
+from aiordma._loop.private import expect_unfinished, running_asyncio_loop
 from aiordma._native import Waiter as AsyncioWaiter
 from aiordma._native import call_then_run
 
@@ -263,7 +263,7 @@ class _AsyncioEventLoop(_Face):
         return self._loop.is_running()
 
     def is_running_here(self) -> bool:
-        here = _get_running_loop() is self._loop
+        here = running_asyncio_loop() is self._loop
         return here and ("trio" not in sys.modules or _trio_here() is None)
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
@@ -316,9 +316,7 @@ class _AsyncioEventLoop(_Face):
         coroutine.__qualname__ = getattr(function, "__qualname__", name)
         task = self._loop.create_task(_Begun(coroutine))
         task.set_name(name)
-        # A program may close its loop without cancelling its tasks. asyncio would then log an
-        # error about this task, which the program did not create.
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        expect_unfinished(task)  # a program may close its loop without cancelling its tasks
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         _spawned.add(task)
@@ -477,7 +475,7 @@ def _trio_here() -> Any:
     lowlevel = getattr(module, "lowlevel", None)  # None: another thread is importing trio
     if lowlevel is None or not lowlevel.in_trio_run():
         return None
-    return module if lowlevel.in_trio_task() or _get_running_loop() is None else None
+    return module if lowlevel.in_trio_task() or running_asyncio_loop() is None else None
 
 
 def running_loop() -> object:
@@ -492,7 +490,7 @@ def running_loop() -> object:
 
 def runs_event_loop() -> bool:
     """Return whether an event loop runs in this thread, which must not block then."""
-    return _get_running_loop() is not None or _trio_here() is not None
+    return running_asyncio_loop() is not None or _trio_here() is not None
 
 
 def require_here(loop: EventLoop, what: object) -> None:
@@ -530,7 +528,7 @@ def current_event_loop() -> EventLoop:
     Raises:
         RuntimeError: no asyncio or trio loop is running here.
     """
-    trio, loop = _trio_here(), _get_running_loop()
+    trio, loop = _trio_here(), running_asyncio_loop()
     if trio is not None:
         return _TrioEventLoop(trio)
     if loop is not None:
@@ -548,7 +546,7 @@ def asyncio_event_loop(call: str, instead: str) -> asyncio.AbstractEventLoop:
     Raises:
         RuntimeError: no asyncio loop is running here.
     """
-    loop = _get_running_loop()
+    loop = running_asyncio_loop()
     if loop is None or _trio_here() is not None:
         raise RuntimeError(f"{call}() needs a running asyncio event loop: on trio, {instead}")
     return loop

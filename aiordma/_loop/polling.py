@@ -14,6 +14,7 @@ from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
 
 from aiordma._base.arguments import seconds
+from aiordma._loop.private import running_asyncio_loop
 from aiordma._native import Spinner
 
 __all__ = ("SPIN", "PollingEventLoop", "new_event_loop", "run")
@@ -169,7 +170,7 @@ def run(main: Coroutine[Any, Any, T], *, spin: float = SPIN, debug: bool | None 
         RuntimeError: an event loop runs in this thread already.
         Exception: the exception that `main` raised.
     """
-    if asyncio._get_running_loop() is not None:  # else the Runner leaves a coroutine pending
+    if running_asyncio_loop() is not None:  # else the Runner leaves a coroutine pending
         raise RuntimeError(
             "aiordma.run() cannot be called from a running event loop: `await main()` there, as in "
             "a Jupyter notebook or `python -m asyncio`; or call it in another thread"

@@ -6,7 +6,6 @@ import logging
 import socket
 import ssl as tls
 import sys
-from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
@@ -35,6 +34,7 @@ from aiordma._connection.several_addresses import (
     joined_error,
 )
 from aiordma._loop.event_loop import asyncio_event_loop
+from aiordma._loop.private import SSLProtocol, expect_unfinished, secured_transport
 from aiordma._runtime.address_lookup import addresses_of, checked_host, checked_service
 from aiordma.streams.opening import (
     StreamListener,
@@ -242,7 +242,7 @@ class StreamServer(asyncio.AbstractServer):
             _closing[listener._listener] = listener.port
             listener._listener._teardown.close()
         for task in self._accepting:
-            cast(Any, task)._log_destroy_pending = False  # it ends with the loop, if not before
+            expect_unfinished(task)
         if self._serving is not None and not self._serving.done():
             self._serving.cancel()
         self._wake_if_idle()
@@ -506,7 +506,7 @@ async def attach_protocol(
         else:
             transport.abort()
         raise
-    return secured._app_transport, protocol
+    return secured_transport(secured), protocol
 
 
 async def create_server(

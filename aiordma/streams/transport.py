@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-from asyncio.constants import _SendfileMode
-from asyncio.sslproto import SSLProtocol
-from asyncio.transports import _FlowControlMixin
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
@@ -16,6 +13,7 @@ from aiordma._base.arguments import Buffer
 from aiordma._base.errors import ClosedError, RdmaError
 from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._connection.connection import Connection
+from aiordma._loop.private import FALLBACK, FlowControlMixin, SSLProtocol, secured_transport
 from aiordma.streams.ending import Drains, close_once_drained
 from aiordma.streams.sockets import Readiness, StreamSocket, socket_name
 from aiordma.verbs.buffers import flat_view
@@ -91,7 +89,7 @@ class TransportChannel(Drains, Protocol):
         """Copy and post as much as there is room for; returns the number of bytes."""
 
 
-class StreamTransport(_FlowControlMixin, asyncio.Transport):
+class StreamTransport(FlowControlMixin, asyncio.Transport):
     """A connected stream as an asyncio.Transport. `create_connection` and `create_server` make it.
 
     It behaves as asyncio's TCP transport does: flow control with `pause_writing`, `pause_reading`,
@@ -102,9 +100,9 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
 
     # asyncio's start_tls and sendfile accept transports that say so.
     _start_tls_compatible = True
-    _sendfile_compatible = _SendfileMode.FALLBACK
+    _sendfile_compatible = FALLBACK
 
-    # _FlowControlMixin's, which typeshed leaves out.
+    # FlowControlMixin's, which typeshed leaves out.
     _loop: asyncio.AbstractEventLoop
     _maybe_pause_protocol: Callable[[], None]
     _maybe_resume_protocol: Callable[[], None]
@@ -565,7 +563,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         protocol: Any = self._protocol
         if not isinstance(protocol, SSLProtocol):
             return False
-        secured = protocol._app_transport
+        secured = secured_transport(protocol)
         return secured is not None and secured.is_closing()
 
     def _note_closing(self) -> None:

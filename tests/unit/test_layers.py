@@ -78,6 +78,7 @@ def test_only_the_event_loop_modules_import_an_event_loop() -> None:
     assert users == [
         f"{PACKAGE}._loop.event_loop",
         f"{PACKAGE}._loop.polling",
+        f"{PACKAGE}._loop.private",
         f"{PACKAGE}.bench.tcp",
         f"{PACKAGE}.integrations.dask.backend",
         f"{PACKAGE}.integrations.dask.channel",

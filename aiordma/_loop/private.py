@@ -1,0 +1,40 @@
+"""Private interfaces of CPython's asyncio, all that aiordma uses, as of Python 3.11 to 3.14.
+
+tests/unit/test_private_interfaces.py fails where a version lacks one. The engine in C has one
+more, `_Py_NewReference`, in engine/request.c.
+"""
+
+import asyncio
+from asyncio import _get_running_loop
+from asyncio.constants import _SendfileMode
+from asyncio.sslproto import SSLProtocol
+from asyncio.transports import _FlowControlMixin
+from typing import Any
+
+__all__ = (
+    "FALLBACK",
+    "FlowControlMixin",
+    "SSLProtocol",
+    "expect_unfinished",
+    "running_asyncio_loop",
+    "secured_transport",
+)
+
+FlowControlMixin = _FlowControlMixin
+"""Pauses and resumes a protocol at the limits of a transport's write buffer."""
+
+FALLBACK: Any = _SendfileMode.FALLBACK
+"""`_sendfile_compatible` of a transport: `loop.sendfile` reads the file and writes its bytes."""
+
+running_asyncio_loop = _get_running_loop
+"""Return the running asyncio loop, or None."""
+
+
+def expect_unfinished(task: asyncio.Task[Any]) -> None:
+    """Let asyncio log nothing if the task is deleted before its end: it ends with its loop."""
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def secured_transport(protocol: SSLProtocol) -> Any:
+    """Return the transport that a program has above TLS; None: the handshake has not ended."""
+    return protocol._app_transport

@@ -1,0 +1,101 @@
+"""The private interfaces of Python 3.11 to 3.14 that aiordma uses, in aiordma/_loop/private.py."""
+
+import ast
+import asyncio
+import gc
+import re
+import ssl
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from aiordma._loop import private
+from tests.unit.sources import PACKAGE, ROOT, modules
+
+VERSIONS = [(3, 11), (3, 12), (3, 13), (3, 14)]
+
+
+def test_versions_are_those_of_the_package() -> None:
+    classifiers = (ROOT / "pyproject.toml").read_text()
+    found = re.findall(r"Python :: (3)\.(\d+)\"", classifiers)
+    assert [(int(major), int(minor)) for major, minor in found] == VERSIONS
+    assert sys.version_info[:2] in VERSIONS
+
+
+def test_private_names_of_asyncio_are_in_one_module() -> None:
+    users = {
+        name
+        for name, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "asyncio"
+        if node.module in PRIVATE_MODULES or any(alias.name[0] == "_" for alias in node.names)
+    }
+    assert users == {f"{PACKAGE}._loop.private"}
+
+
+PRIVATE_MODULES = ("asyncio.sslproto", "asyncio.constants", "asyncio.base_events")
+
+
+def test_unfinished_task_is_not_logged() -> None:
+    logged: list[dict[str, Any]] = []
+
+    def left(expect: Callable[[asyncio.Task[Any]], object]) -> list[dict[str, Any]]:
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda _, context: logged.append(context))
+        expect(loop.create_task(asyncio.sleep(10)))
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        gc.collect()
+        return logged
+
+    assert left(private.expect_unfinished) == []
+    assert len(left(lambda task: None)) == 1
+
+
+async def _running() -> object:
+    return private.running_asyncio_loop()
+
+
+def test_running_loop_is_found() -> None:
+    assert private.running_asyncio_loop() is None
+    with asyncio.Runner() as runner:
+        assert runner.run(_running()) is runner.get_loop()
+
+
+def test_transport_above_tls_is_found() -> None:
+    loop, context = asyncio.new_event_loop(), ssl.create_default_context()
+    waiter: Any = None
+    protocol = private.SSLProtocol(loop, asyncio.Protocol(), context, waiter)
+    transport = private.secured_transport(protocol)
+    assert not transport.is_closing()
+    transport.abort()
+    loop.close()
+
+
+class _Transport(private.FlowControlMixin, asyncio.Transport):
+    def get_write_buffer_size(self) -> int:
+        return 1 << 20
+
+
+def test_protocol_is_paused_at_the_limit() -> None:
+    class Protocol(asyncio.Protocol):
+        paused = 0
+
+        def pause_writing(self) -> None:
+            self.paused += 1
+
+        def resume_writing(self) -> None:
+            self.paused -= 1
+
+    loop = asyncio.new_event_loop()
+    try:
+        transport: Any = _Transport({}, loop)
+        transport._protocol = protocol = Protocol()
+        transport._maybe_pause_protocol()
+        assert protocol.paused == 1
+        transport.set_write_buffer_limits(high=2 << 20)
+        transport.get_write_buffer_size = lambda: 0
+        transport._maybe_resume_protocol()
+        assert protocol.paused == 0
+    finally:
+        loop.close()
