@@ -683,6 +683,7 @@ class WorkRequest:
     """
 
     wr_id: int
+    """The number of the request in its completion; 0: it is not posted."""
     _completes_as: int
     def __new__(
         cls,

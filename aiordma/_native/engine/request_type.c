@@ -451,7 +451,8 @@ static int request_set_wr_id(Request *request, PyObject *number, void *closure)
 }
 
 static PyGetSetDef properties[] = {
-    {"wr_id", (getter)request_wr_id, (setter)request_set_wr_id, NULL, NULL},
+    {"wr_id", (getter)request_wr_id, (setter)request_set_wr_id,
+     "The number of the request in its completion; 0: it is not posted.", NULL},
     {"_waiters", (getter)request_waiters, NULL, NULL, NULL},
     {"_callbacks", (getter)request_callbacks, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
