@@ -14,6 +14,19 @@
 #include <errno.h>
 #include <structmember.h>
 
+/* Posts the blocks of a pool. */
+struct PooledReceives {
+    PyObject_HEAD Port *port;
+    Pool *pool;
+    PyObject *refused; /* called with the errno of a failed post; 0: the port was not usable */
+    PyObject
+        *members; /* a dict: the queues by queue pair number; NULL: all arrivals are `queue`'s */
+    ArrivalQueue *queue; /* or NULL */
+    Lease **unposted;    /* blocks for the next chain; references */
+    Py_ssize_t count, room;
+    Py_ssize_t posted, chain;
+};
+
 static PyObject *recv_name;
 
 int engine_arrival_names(void)

@@ -11,19 +11,6 @@ extern PyTypeObject engine_pooled_type, engine_arrivals_type;
 
 int engine_arrival_names(void);
 
-/* Posts the blocks of a pool. */
-struct PooledReceives {
-    PyObject_HEAD Port *port;
-    Pool *pool;
-    PyObject *refused; /* called with the errno of a failed post; 0: the port was not usable */
-    PyObject
-        *members; /* a dict: the queues by queue pair number; NULL: all arrivals are `queue`'s */
-    ArrivalQueue *queue; /* or NULL */
-    Lease **unposted;    /* blocks for the next chain; references */
-    Py_ssize_t count, room;
-    Py_ssize_t posted, chain;
-};
-
 /* Post a block again, with the next chain. Takes the reference. */
 void engine_give_back(PooledReceives *receives, Lease *lease);
 /* Return the block to the pool, and drop the reference. */

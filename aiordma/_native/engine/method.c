@@ -9,8 +9,6 @@
 #include "post.h"
 #include "signatures.h"
 
-#include <structmember.h>
-
 typedef struct {
     PyObject_HEAD PyObject *general; /* the function */
     enum engine_kind kind;
