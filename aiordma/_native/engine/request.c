@@ -134,13 +134,15 @@ static void record(const Request *request, const struct aiordma_completion *comp
 {
     if (!request->posted)
         return; /* it was posted before the trace began */
-    int has_arrived = request->is_receive && completion && !completion->status;
+    Py_ssize_t bytes = request->length;
+    if (request->is_receive && completion && !completion->status)
+        bytes = (Py_ssize_t)completion->byte_len;
     engine_record(&(struct engine_record){
         .owner = request->owner,
         .operation = request->operation,
         .posted = request->posted,
         .wr_id = request->wr_id,
-        .bytes = has_arrived ? (Py_ssize_t)completion->byte_len : request->length,
+        .bytes = bytes,
         .status = completion ? (long)completion->status : -1,
     });
 }
