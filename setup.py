@@ -63,11 +63,10 @@ engine = Extension(
     # Method tables hold functions of several kinds under one type.
     extra_compile_args=[
         *WARNINGS,
-        "-flto",  # a post goes through most of its rooms
+        "-O3",  # as fast as link-time optimisation, which needs a plug-in of the compiler
         "-Wno-cast-function-type",
         "-Wno-missing-field-initializers",
     ],
-    extra_link_args=["-flto", "-O2"],
 )
 
 

@@ -45,7 +45,7 @@ from aiordma._endpoint.registration import (
 from aiordma._endpoint.staging import PARTS, THREAD_LIMIT, Staging, several
 from aiordma._endpoint.windows import BoundWindow, check_window_memory
 from aiordma._loop.event_loop import protected
-from aiordma._native import calls_port
+from aiordma._native import ArrivalView, calls_port
 from aiordma._requests.registrations import RegistrationCache
 from aiordma._requests.request import WorkRequest
 from aiordma.verbs import (
@@ -576,7 +576,7 @@ class Connection(Posting, ObjectStream[bytes]):
 
         Cancellation: as `Connection.receive`. The end of the block does not wait.
         """
-        return self._messages.queue.view()
+        return ArrivalView(self._messages.queue)
 
     # -- one-sided operations ---------------------------------------------------------------------
 

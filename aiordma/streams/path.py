@@ -1,5 +1,5 @@
 """The data path of a stream: rsockets' protocol, carried out by the engine
-(`_native/engine/stream.c`). This module has its memory, and the interface of its owner.
+(`_native/engine/stream_path.c`). This module has its memory, and the interface of its owner.
 
 Data to send is copied into a ring of registered memory, or written from the caller's registered
 memory. Data that arrived lies in another ring, until it is read. On iWARP rsockets uses no

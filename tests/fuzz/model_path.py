@@ -1,6 +1,6 @@
 """The data path of a stream in Python, on the protocol's model (`aiordma.streams.protocol`): the
-oracle of the engine's (`_native/engine/stream.c`). `rsocket_driver` and `stream_calls` play each
-input with both. `tests/interop/record_streams.py` records it beside C programs.
+oracle of the engine's (`_native/engine/stream_path.c`). `rsocket_driver` and `stream_calls` play
+each input with both. `tests/interop/record_streams.py` records it beside C programs.
 """
 
 import sys

@@ -130,6 +130,17 @@ def test_only_our_own_builds_fail_at_warnings(
         assert ("-Werror" in words) is ours
 
 
+def test_build_needs_no_plug_in_for_link_time_optimisation(
+    source: Path, recording: dict[str, str]
+) -> None:
+    # A gcc without it fails at -flto: "could not run lto-wrapper".
+    recording["CFLAGS"] = recording["LDFLAGS"] = ""
+    subprocess.run([sys.executable, *SETUP], cwd=source, env=recording, check=True, timeout=120)
+    record = Path(recording["RECORD"]).read_text()
+    assert "engine/port.c" in record
+    assert "-flto" not in record
+
+
 def test_wheel_has_no_sources_of_its_extensions(
     source: Path, tmp_path: Path, recording: dict[str, str]
 ) -> None:

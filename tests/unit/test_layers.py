@@ -1,15 +1,29 @@
 """A folder imports only from those above it in one list; no module imports itself by a detour; one
-folder opens the door to C, one to the event loops; importing does nothing."""
+folder opens the door to C, one to the event loops; importing does nothing. The files of the C
+folders have an order, too."""
 
 import ast
 import json
 import subprocess
 import sys
 from graphlib import TopologicalSorter
+from pathlib import Path
 
 import pytest
 
-from tests.unit.sources import PACKAGE, ROOT, imported, modules
+from tests.unit.sources import (
+    C_FOLDERS,
+    NATIVE,
+    PACKAGE,
+    ROOT,
+    c_files,
+    declared,
+    defined,
+    imported,
+    included,
+    modules,
+    used,
+)
 
 # From low to high; docs/design.md says what is in each. "" is the package's own __init__: what
 # follows uses its public names only.
@@ -182,6 +196,61 @@ def test_a_module_holds_imports_definitions_and_constants_only(name: str) -> Non
         and not ast.unparse(node).startswith("if __name__ == '__main__':")
     ]
     assert code == []
+
+
+def _owners(folder: str) -> dict[str, str]:
+    """The stem of the C file that defines each function and variable."""
+    sources = {name: text for name, text in c_files(folder).items() if name.endswith(".c")}
+    return {each: Path(name).stem for name, text in sources.items() for each in defined(text)}
+
+
+@pytest.mark.parametrize("folder", C_FOLDERS)
+def test_c_files_have_an_order(folder: str) -> None:
+    owners = _owners(folder)
+    arrows: dict[str, set[str]] = {}
+    for name, text in c_files(folder).items():
+        lower = arrows.setdefault(Path(name).stem, set())
+        lower |= {owners[each] for each in used(text) & owners.keys()}
+        lower |= {Path(header).stem for header in included(text) & c_files(folder).keys()}
+        lower.discard(Path(name).stem)
+    assert len(owners) > 100
+    assert len(list(TopologicalSorter(arrows).static_order())) == len(arrows)
+
+
+@pytest.mark.parametrize("folder", C_FOLDERS)
+def test_each_c_function_is_declared_in_the_header_of_its_file_only(folder: str) -> None:
+    # cffi reads those of declarations/, which Python calls.
+    texts = {f"declarations/{name}": text for name, text in c_files("declarations").items()}
+    texts |= c_files(folder)
+    places: dict[str, list[str]] = {each: [] for each in _owners(folder)}
+    for name, text in texts.items():
+        for each in declared(text) & places.keys():
+            places[each].append(name)
+    wrong = {
+        each: places[each]
+        for each, owner in _owners(folder).items()
+        if places[each]
+        not in ([f"{owner}.h"], ["declarations/software.h"], ["declarations/faults.h"])
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("folder", ["", *C_FOLDERS])
+def test_c_files_include_headers_of_their_folder_and_the_folders_above_only(folder: str) -> None:
+    here = NATIVE / folder
+    wrong = [
+        (name, header)
+        for name, text in c_files(folder).items()
+        for header in included(text)
+        if (here / header if (here / header).exists() else NATIVE / header).resolve().parent
+        not in (here, NATIVE, NATIVE / "declarations")
+    ]
+    assert wrong == []
+
+
+def test_no_file_name_stands_in_both_c_folders() -> None:
+    engine, software = (set(c_files(folder)) for folder in C_FOLDERS)
+    assert engine & software == set()
 
 
 # Everything that a program can notice of an import, before and after.

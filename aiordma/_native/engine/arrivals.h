@@ -1,28 +1,18 @@
-/* What pooled receives, the queue of what arrives in them, and its views know of each other. */
+/* Pooled receives, and the queue of what arrives in them. */
 #ifndef AIORDMA_ENGINE_ARRIVALS_H
 #define AIORDMA_ENGINE_ARRIVALS_H
 
-#include "engine.h"
+#include "port.h"
 
-/* Posts the blocks of a pool (pooled.c). */
-struct PooledReceives {
-    PyObject_HEAD Port *port;
-    Pool *pool;
-    PyObject *refused; /* called with the errno of a failed post; 0: the port was not usable */
-    PyObject
-        *members; /* a dict: the queues by queue pair number; NULL: all arrivals are `queue`'s */
-    ArrivalQueue *queue; /* or NULL */
-    Lease **unposted;    /* blocks for the next chain; references */
-    Py_ssize_t count, room;
-    Py_ssize_t posted, chain;
-};
+typedef struct PooledReceives PooledReceives;
+typedef struct ArrivalQueue ArrivalQueue;
+
+extern PyTypeObject engine_pooled_type, engine_arrivals_type;
+
+int engine_arrival_names(void);
 
 /* Post a block again, with the next chain. Takes the reference. */
 void engine_give_back(PooledReceives *receives, Lease *lease);
-/* Post the chain of blocks that were given back. */
-void engine_post_unposted(PooledReceives *receives);
-/* Handle the errno of a failed post; 0: the port was not usable. */
-void engine_notify_refused(PooledReceives *receives, int error);
 /* Return the block to the pool, and drop the reference. */
 void engine_return_block(Lease *lease);
 
@@ -48,8 +38,6 @@ static inline struct engine_arrival *engine_arrival_at(const ArrivalQueue *queue
     return &queue->arrived[(queue->first + at) & (queue->room - 1)];
 }
 
-/* arrivals.c: whether this is the process of the queue's endpoint, and its thread. */
-int engine_queue_is_here(const Port *port);
 /* Whether an arrival is there, and may be handed out without a pause. */
 int engine_may_take(const ArrivalQueue *queue);
 /*

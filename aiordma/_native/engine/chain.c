@@ -3,7 +3,12 @@
  * cannot handle (_connection/chain.py), and adds each of them in its place. Their works come as one
  * array when the chain is posted.
  */
-#include "engine.h"
+#include "chain.h"
+#include "post.h"
+#include "reading.h"
+#include "request.h"
+#include "request_type.h"
+#include "window.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -15,6 +20,22 @@ struct engine_collected {
     struct ibv_sge sge;      /* of a request with one part; inline: an offset into `bytes` */
     size_t first;            /* of the sges of a request with several parts, in `sges` */
     int is_general;          /* Python made the request */
+};
+
+/* The requests of a chain. */
+struct ChainPort {
+    PyObject_HEAD Port *port;
+    struct engine_collected *collected;
+    Py_ssize_t count, room;
+    char *bytes; /* the inline data */
+    size_t bytes_used, bytes_room;
+    struct ibv_sge *sges; /* of the requests with several parts */
+    size_t sges_used, sges_room;
+    Py_ssize_t posted; /* how many requests the device accepted */
+    char over;         /* the chain collects no more requests */
+    char is_posted;
+    char signal_last_only;
+    int error; /* of a post at the end of the block */
 };
 
 /* The array of a finished chain is kept for the next one. Not with an address sanitizer, which has
@@ -211,7 +232,7 @@ static PyObject *add(ChainPort *chain, struct engine_work *work)
        which may post the chain. */
     int is_usable = !chain->over && engine_is_still_usable(port, work);
     if (!is_usable || reserve(chain, work))
-        return engine_withdraw(port, request, is_usable);
+        return engine_withdraw(request, is_usable);
     request->completes_as = completes_as(work->opcode);
     keep(chain, work, request);
     /* If it is never posted, it fails when the queue pair ends. */
@@ -268,8 +289,7 @@ static struct ibv_send_wr *link_all(ChainPort *chain, struct ibv_send_wr *genera
             if (work->send_flags & IBV_SEND_INLINE)
                 collected->sge.addr += (uintptr_t)chain->bytes;
         }
-        request->wr_id = engine_table_add(chain->port->drain->table, (PyObject *)request);
-        if (!request->wr_id)
+        if (!engine_put_in_flight(chain->port, request))
             return NULL;
         work->wr_id = request->wr_id;
         work->send_flags |= run && i + 1 < chain->count ? 0 : IBV_SEND_SIGNALED;

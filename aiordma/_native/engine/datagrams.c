@@ -1,108 +1,13 @@
 /*
- * Datagrams: their destinations, which a port remembers by peer; their senders; and what arrives,
- * in pooled receives or in the program's memory. See _datagram/message.py.
+ * Datagrams: their senders; and what arrives, in pooled receives or in the program's memory. See
+ * _datagram/message.py.
  */
-#include "engine.h"
+#include "datagrams.h"
+#include "pool.h"
+#include "request_await.h"
+#include "request_type.h"
 
 #include <structmember.h>
-
-/* -- destinations ----------------------------------------------------------------------------- */
-
-/*
- * An open hash table by the identity of the peer, which is immutable. So a reply to each of several
- * peers finds its address handle. A full table grows up to MOST_ROOM, and is then emptied: the next
- * datagram to each peer takes the general path, which enters it again.
- */
-enum { FIRST_ROOM = 8, MOST_ROOM = 2048 };
-
-static struct engine_destination *place_of(struct engine_destination *all, size_t room,
-                                           const PyObject *peer)
-{
-    size_t at = ((uintptr_t)peer >> 4) * 0x9E3779B1u;
-    while (all[at & (room - 1)].peer && all[at & (room - 1)].peer != peer)
-        at++;
-    return &all[at & (room - 1)];
-}
-
-const struct engine_destination *engine_destination(const Port *port, const PyObject *peer)
-{
-    struct engine_destinations known = port->destinations;
-    const struct engine_destination *found =
-        known.room ? place_of(known.all, known.room, peer) : NULL;
-    return found && found->peer ? found : NULL;
-}
-
-static void forget(struct engine_destination *all, size_t room)
-{
-    for (size_t i = 0; i < room; i++) {
-        Py_XDECREF(all[i].peer);
-        Py_XDECREF(all[i].handle);
-    }
-    PyMem_Free(all);
-}
-
-void engine_forget_destinations(Port *port)
-{
-    struct engine_destinations known = port->destinations;
-
-    port->destinations = (struct engine_destinations){NULL, 0, 0};
-    forget(known.all, known.room);
-}
-
-/* Make room for one more destination; -1 with an exception. Those whose handle is retired go. */
-static int make_room(Port *port)
-{
-    struct engine_destinations known = port->destinations;
-    size_t room = known.room ? 2 * known.room : FIRST_ROOM;
-
-    if (2 * (known.count + 1) <= known.room)
-        return 0;
-    if (room > MOST_ROOM) {
-        engine_forget_destinations(port);
-        known = port->destinations;
-        room = FIRST_ROOM;
-    }
-    struct engine_destination *all = PyMem_Calloc(room, sizeof(*all)), *old = known.all;
-    if (!all) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    size_t count = 0;
-    for (size_t i = 0; i < known.room; i++)
-        if (old[i].peer && !old[i].handle->retired) {
-            *place_of(all, room, old[i].peer) = old[i];
-            old[i] = (struct engine_destination){.peer = NULL};
-            count++;
-        }
-    port->destinations = (struct engine_destinations){all, count, room};
-    forget(old, known.room);
-    return 0;
-}
-
-int engine_add_destination(Port *port, const struct engine_destination *destination)
-{
-    if (make_room(port))
-        return -1;
-    struct engine_destination *place =
-        place_of(port->destinations.all, port->destinations.room, destination->peer);
-    struct engine_destination old = *place;
-    port->destinations.count += !old.peer;
-    *place = *destination;
-    Py_INCREF(place->peer);
-    Py_INCREF(place->handle);
-    Py_XDECREF(old.peer);
-    Py_XDECREF(old.handle);
-    return 0;
-}
-
-int engine_traverse_destinations(const Port *port, visitproc visit, void *arg)
-{
-    for (size_t i = 0; i < port->destinations.room; i++) {
-        Py_VISIT(port->destinations.all[i].peer);
-        Py_VISIT(port->destinations.all[i].handle);
-    }
-    return 0;
-}
 
 /* -- the addresses of a received datagram ------------------------------------------------------ */
 

@@ -1,5 +1,8 @@
-/* The drain: polls completion queues, and completes requests. */
-#include "engine.h"
+/* The drain: delivers completions that were polled. */
+#include "drain.h"
+#include "request.h"
+#include "request_type.h"
+#include "wait.h"
 
 #include <errno.h>
 #include <structmember.h>
@@ -140,18 +143,6 @@ long engine_deliver(Drain *drain, int direct)
     return count;
 }
 
-/* Poll all queues into the batch, which is empty. */
-int engine_poll(Drain *drain)
-{
-    int count = engine_path->poll_queues(&drain->data);
-    drain->polls++;
-    if (count >= 0) {
-        drain->head = 0;
-        drain->tail = (uint32_t)count;
-    }
-    return count;
-}
-
 /* Deliver the batch; if it is empty, poll first. Returns the number of completions, or -errno. */
 static long poll_and_deliver(Drain *drain, int direct)
 {
@@ -216,8 +207,7 @@ static int is_quiet(Drain *drain, const struct aiordma_completion *completion)
         return 0;
     const Request *request = (const Request *)entry;
     return request->port && !request->port->notifies_owner && !request->callbacks &&
-           !request->held && engine_arrival_is_quiet(request, completion->qp_num) &&
-           engine_stream_is_quiet(request, completion) &&
+           !request->held && (!request->poster || request->calls->is_quiet(request, completion)) &&
            (!request->run || engine_run_is_quiet(request));
 }
 
@@ -262,17 +252,6 @@ static void poll_now(Drain *drain)
     }
     if (drain->head < drain->tail)
         drain_soon(drain);
-}
-
-void engine_watch_over(Drain *drain)
-{
-    if (drain->watched || !drain->table->live)
-        return;
-    drain->watched = 1;
-    PyObject *result = engine_call_method_alone(engine_given.watch_over, &drain->hub, 1);
-    Py_XDECREF(result);
-    if (!result)
-        engine_log("starting the watchdog for lost completion events failed", drain->hub);
 }
 
 /* -- the interface for Python --------------------------------------------------------------- */

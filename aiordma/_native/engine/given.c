@@ -1,21 +1,16 @@
 /* Python's objects that the engine uses, kept exceptions, the log, and the count of forks. */
-#include "engine.h"
+#include "given.h"
 
 #include <pthread.h>
 
 struct engine_given engine_given;
 const struct aiordma_data_path *engine_path;
 
-static unsigned int forks;
+unsigned int engine_process;
 
 static void forked(void)
 {
-    forks++;
-}
-
-unsigned int engine_process(void)
-{
-    return forks;
+    engine_process++;
 }
 
 /* The kept exception of this thread. A drain and all that it calls run in one thread. */

@@ -1,5 +1,28 @@
-/* The module: its types, and the objects that Python passes to it at import. */
-#include "engine.h"
+/*
+ * The engine: the hot path as Python objects in C: the in-flight table, requests and their waiters,
+ * slots, the ports of queue pairs, the drain. _engine.pyi declares what Python uses of it.
+ * docs/hot-path.md has the measurements. These functions hold the GIL, because releasing it costs
+ * more than their work. Only the spinner releases it, while it sleeps and now and then while it polls.
+ *
+ * This file has the module: its types, and the objects that Python passes to it at import.
+ */
+#include "arrivals.h"
+#include "chain.h"
+#include "datagrams.h"
+#include "drain.h"
+#include "method.h"
+#include "open.h"
+#include "post.h"
+#include "reading.h"
+#include "request_type.h"
+#include "select.h"
+#include "shared.h"
+#include "stream_type.h"
+#include "transfer.h"
+#include "trace.h"
+#include "view.h"
+#include "wait.h"
+#include "window.h"
 
 static int use(PyObject **place, PyObject *object)
 {
@@ -160,8 +183,8 @@ static int execute(PyObject *module)
         {"DatagramReceive", &engine_receive_type},
     };
     if (refuse_subinterpreter() || engine_prepare() || engine_work_names() ||
-        engine_method_names() || engine_pool_names() || engine_pooled_names() ||
-        engine_arrival_names() || engine_view_names() || engine_stream_names() ||
+        engine_signature_names() || engine_pool_names() || engine_arrival_names() ||
+        engine_wait_names() || engine_view_names() || engine_stream_names() ||
         engine_datagram_names())
         return -1;
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)

@@ -1,44 +1,6 @@
-/*
- * The requests of one queue pair that have not ended, as a linked list through the requests. A set
- * would be slower: its hashing took a quarter of the time of a request.
- */
-#include "engine.h"
-
-/* -- the list ------------------------------------------------------------------------------ */
-
-void engine_enter(OpenRequests *open, Request *request)
-{
-    if (request->open)
-        return;
-    request->open = open; /* borrowed: the list removes its requests before it is freed */
-    request->later = NULL;
-    request->earlier = open->last;
-    if (open->last)
-        open->last->later = request;
-    else
-        open->first = request;
-    open->last = request;
-    open->count++;
-    Py_INCREF(request);
-}
-
-void engine_leave(OpenRequests *open, Request *request)
-{
-    if (!open || request->open != open)
-        return;
-    if (request->earlier)
-        request->earlier->later = request->later;
-    else
-        open->first = request->later;
-    if (request->later)
-        request->later->earlier = request->earlier;
-    else
-        open->last = request->earlier;
-    request->earlier = request->later = NULL;
-    request->open = NULL;
-    open->count--;
-    Py_DECREF(request);
-}
+/* The type of OpenRequests (request.c): the counters, and the interface for Python. */
+#include "open.h"
+#include "request_type.h"
 
 static int open_traverse(OpenRequests *open, visitproc visit, void *arg)
 {
@@ -62,49 +24,6 @@ static void open_dealloc(OpenRequests *open)
 }
 
 /* -- counting ------------------------------------------------------------------------------ */
-
-/* Send opcodes begin at 0, those of receives at IBV_WC_RECV. */
-enum { OF_RECEIVES = 16 };
-
-static unsigned int place_of(unsigned int opcode)
-{
-    return opcode & IBV_WC_RECV ? OF_RECEIVES + opcode % (ENGINE_OPCODES - OF_RECEIVES)
-                                : opcode % OF_RECEIVES;
-}
-
-static unsigned int opcode_at(unsigned int place)
-{
-    return place < OF_RECEIVES ? place : IBV_WC_RECV + place - OF_RECEIVES;
-}
-
-void engine_count(const Request *request, const struct aiordma_completion *completion)
-{
-    if (!request->open || !request->wr_id)
-        return; /* it was not posted */
-    if (engine_tracing)
-        engine_record(request, completion);
-    struct engine_ended *ended = &request->open->ended;
-    if (request->is_receive)
-        ended->receives++;
-    else
-        ended->sends++;
-    if (!completion) {
-        ended->discarded++;
-        return;
-    }
-    if (completion->status) {
-        uint32_t status = completion->status;
-        ended->failed[status < ENGINE_STATUSES ? status : IBV_WC_GENERAL_ERR]++;
-        return;
-    }
-    ended->completed[place_of(completion->opcode)]++;
-    if (request->is_receive)
-        ended->bytes_received += completion->byte_len;
-    else if (completion->opcode == IBV_WC_RDMA_READ)
-        ended->bytes_received += (unsigned long long)request->length;
-    else if (completion->opcode == IBV_WC_SEND || completion->opcode == IBV_WC_RDMA_WRITE)
-        ended->bytes_sent += (unsigned long long)request->length;
-}
 
 /* Add a counter that is not 0 to a dict; -1 with an exception. */
 static int add_counter(PyObject *counters, unsigned int key, unsigned long long value)
@@ -138,7 +57,7 @@ static PyObject *open_counters(OpenRequests *open, PyObject *none)
     }
     int wrong = !completed || !failed;
     for (unsigned int i = 0; !wrong && i < ENGINE_OPCODES; i++)
-        wrong = add_counter(completed, opcode_at(i), ended.completed[i]);
+        wrong = add_counter(completed, engine_opcode_at(i), ended.completed[i]);
     for (unsigned int i = 0; !wrong && i < ENGINE_STATUSES; i++)
         wrong = add_counter(failed, i, ended.failed[i]);
     PyObject *all = wrong

@@ -2,7 +2,7 @@
  * Leases of registered blocks. The engine leases and returns blocks without Python code, as long as
  * the current slab of the size has a free block. Slabs are made and freed by _requests/pool.py.
  */
-#include "engine.h"
+#include "pool.h"
 
 #include <structmember.h>
 

@@ -1,48 +1,8 @@
 /* A posted work request: its memory, its completion and its result. How it is awaited is in
    request_await.c, its type in request_type.c. */
 #include "request.h"
-
-/*
- * The memory of finished requests is kept for new ones, because a program makes millions of them.
- * Not with an address sanitizer, which has to see that each one is freed.
- */
-#ifdef __SANITIZE_ADDRESS__
-enum { SPARE = 0 };
-#else
-enum { SPARE = 128 };
-#endif
-static Request *spare[SPARE + 1];
-static int spare_count;
-
-static Request *make(void)
-{
-    if (!spare_count)
-        return (Request *)engine_request_type.tp_alloc(&engine_request_type, 0);
-    Request *request = spare[--spare_count];
-    _Py_NewReference((PyObject *)request);
-    PyObject_GC_Track(request);
-    return request;
-}
-
-void engine_unmake(Request *request)
-{
-    /* Python finalizes an object once, and would not finalize the next request in its place. */
-    if (!SPARE || spare_count == SPARE || request->finalized) {
-        Py_TYPE(request)->tp_free((PyObject *)request);
-        return;
-    }
-    /* Its references are released already. Reset the numbers. */
-    request->wr_id = 0;
-    request->length = 0;
-    request->completes_as = 0;
-    request->is_receive = request->state = request->at_once = request->retrieved = 0;
-    request->stream_kind = 0;
-    request->keeps = 0;
-    request->stream_bytes = 0;
-    request->posted = 0;
-    request->weak = NULL;
-    spare[spare_count++] = request;
-}
+#include "trace.h"
+#include "wait.h"
 
 /* -- the memory of requests that the engine makes: a region, a lease, or a tuple of regions -- */
 
@@ -64,22 +24,11 @@ static void hold(PyObject *object)
         ((RegionBase *)object)->users++;
 }
 
-Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, PyObject *memory,
-                        PyObject *remote, int is_receive)
+void engine_hold_memory(const Request *request)
 {
-    Request *request = make();
-    if (!request)
-        return NULL;
-    request->owner = Py_NewRef(port->owner);
-    request->port = (Port *)Py_NewRef(port);
-    request->operation = Py_NewRef(operation);
-    request->length = length;
-    request->remote = Py_XNewRef(remote);
-    request->is_receive = (char)is_receive;
-    request->memory = Py_XNewRef(memory);
+    PyObject *memory = request->memory;
     for (Py_ssize_t i = 0; memory && i < count_of(memory); i++)
         hold(object_at(memory, i));
-    return request;
 }
 
 int engine_holds_usable(const Request *request)
@@ -127,6 +76,116 @@ int engine_hold_all(PyObject *held)
         }
     }
     return 0;
+}
+
+/* -- the requests of a queue pair that have not ended ---------------------------------------- */
+
+/* A linked list through the requests. A set would be slower: its hashing took a quarter of the time
+   of a request. */
+void engine_enter(OpenRequests *open, Request *request)
+{
+    if (request->open)
+        return;
+    request->open = open; /* borrowed: the list removes its requests before it is freed */
+    request->later = NULL;
+    request->earlier = open->last;
+    if (open->last)
+        open->last->later = request;
+    else
+        open->first = request;
+    open->last = request;
+    open->count++;
+    Py_INCREF(request);
+}
+
+void engine_leave(OpenRequests *open, Request *request)
+{
+    if (!open || request->open != open)
+        return;
+    if (request->earlier)
+        request->earlier->later = request->later;
+    else
+        open->first = request->later;
+    if (request->later)
+        request->later->earlier = request->earlier;
+    else
+        open->last = request->earlier;
+    request->earlier = request->later = NULL;
+    request->open = NULL;
+    open->count--;
+    Py_DECREF(request);
+}
+
+/* Send opcodes begin at 0, those of receives at IBV_WC_RECV. */
+enum { OF_RECEIVES = 16 };
+
+static unsigned int place_of(unsigned int opcode)
+{
+    return opcode & IBV_WC_RECV ? OF_RECEIVES + opcode % (ENGINE_OPCODES - OF_RECEIVES)
+                                : opcode % OF_RECEIVES;
+}
+
+unsigned int engine_opcode_at(unsigned int place)
+{
+    return place < OF_RECEIVES ? place : IBV_WC_RECV + place - OF_RECEIVES;
+}
+
+static void record(const Request *request, const struct aiordma_completion *completion)
+{
+    if (!request->posted)
+        return; /* it was posted before the trace began */
+    Py_ssize_t bytes = request->length;
+    if (request->is_receive && completion && !completion->status)
+        bytes = (Py_ssize_t)completion->byte_len;
+    engine_record(&(struct engine_record){
+        .owner = request->owner,
+        .operation = request->operation,
+        .posted = request->posted,
+        .wr_id = request->wr_id,
+        .bytes = bytes,
+        .status = completion ? (long)completion->status : -1,
+    });
+}
+
+/* Count a request that ends. NULL: it ends without a completion. */
+static void count_end(const Request *request, const struct aiordma_completion *completion)
+{
+    if (!request->open || !request->wr_id)
+        return; /* it was not posted */
+    if (engine_tracing)
+        record(request, completion);
+    struct engine_ended *ended = &request->open->ended;
+    if (request->is_receive)
+        ended->receives++;
+    else
+        ended->sends++;
+    if (!completion) {
+        ended->discarded++;
+        return;
+    }
+    if (completion->status) {
+        uint32_t status = completion->status;
+        ended->failed[status < ENGINE_STATUSES ? status : IBV_WC_GENERAL_ERR]++;
+        return;
+    }
+    ended->completed[place_of(completion->opcode)]++;
+    if (request->is_receive)
+        ended->bytes_received += completion->byte_len;
+    else if (completion->opcode == IBV_WC_RDMA_READ)
+        ended->bytes_received += (unsigned long long)request->length;
+    else if (completion->opcode == IBV_WC_SEND || completion->opcode == IBV_WC_RDMA_WRITE)
+        ended->bytes_sent += (unsigned long long)request->length;
+}
+
+uint64_t engine_put_in_flight(Port *port, Request *request)
+{
+    request->wr_id = engine_table_add(port->drain->table, (PyObject *)request);
+    if (!request->wr_id)
+        return 0;
+    if (engine_tracing)
+        request->posted = engine_trace_time();
+    engine_enter(port->open, request);
+    return request->wr_id;
 }
 
 /* -- completion --------------------------------------------------------------------------- */
@@ -195,7 +254,7 @@ void engine_read_value(Request *request)
 static void release(Request *request)
 {
     PyObject *held = request->held;
-    if (!request->pooled) /* engine_arrived moves the block on */
+    if (!request->poster || !request->calls->takes_memory)
         release_memory(request);
     release_handle(request);
     if (!held)
@@ -302,10 +361,8 @@ static void end(Request *request)
     account(request);
     wake_all(request);
     call_inner(request);
-    if (request->pooled)
-        engine_arrived(request);
-    if (request->stream)
-        engine_stream_ended(request);
+    if (request->poster)
+        request->calls->ended(request);
     call_all(request);
     Py_DECREF(request);
 }
@@ -326,7 +383,7 @@ static int is_one_of_many_flushed(const Request *request,
                                   const struct aiordma_completion *completion)
 {
     return completion->status == IBV_WC_WR_FLUSH_ERR && request->is_receive && request->port &&
-           !request->port->shared && (request->pooled || request->stream);
+           !request->port->shared && request->poster;
 }
 
 static void remember_flushed(Port *port, PyObject *error)
@@ -375,7 +432,7 @@ static void explain(Request *request, const struct aiordma_completion *completio
 static Request *earlier_in_run(PyObject *run, Py_ssize_t at, const Request *last)
 {
     PyObject *earlier = PySequence_Fast_GET_ITEM(run, at);
-    return earlier != (const PyObject *)last && Py_IS_TYPE(earlier, &engine_request_type)
+    return earlier != (const PyObject *)last && Py_IS_TYPE(earlier, Py_TYPE(last))
                ? (Request *)earlier
                : NULL;
 }
@@ -447,7 +504,7 @@ void engine_complete(Request *request, const struct aiordma_completion *completi
 {
     if (request->state != IN_FLIGHT)
         return;
-    engine_count(request, completion);
+    count_end(request, completion);
     if (completion->status) {
         explain(request, completion);
     } else {
@@ -460,7 +517,7 @@ void engine_complete(Request *request, const struct aiordma_completion *completi
 
 void engine_fail(Request *request, PyObject *error)
 {
-    engine_count(request, NULL);
+    count_end(request, NULL);
     fail(request, Py_NewRef(error));
     end(request);
 }
@@ -468,13 +525,30 @@ void engine_fail(Request *request, PyObject *error)
 void engine_drop(Request *request)
 {
     Py_INCREF(request); /* its subject may have the last reference */
-    Py_CLEAR(request->pooled);
-    Py_CLEAR(request->stream);
+    Py_CLEAR(request->poster);
     if (engine_keeps(request) && request->on_end)
         request->on_end(request);
     engine_forget_subject(request);
     release(request);
     Py_DECREF(request);
+}
+
+void engine_take_back(Request *request)
+{
+    Port *port = request->port;
+
+    if (request->wr_id)
+        Py_XDECREF(engine_table_take(port->drain->table, request->wr_id));
+    engine_leave(port->open, request);
+    engine_drop(request);
+    engine_give_slot(request->is_receive ? port->receives : port->sends);
+}
+
+PyObject *engine_withdraw(Request *request, int has_failed)
+{
+    engine_take_back(request);
+    Py_DECREF(request);
+    return has_failed ? NULL : Py_NewRef(Py_None); /* the general path raises the error */
 }
 
 PyObject *engine_own_error(Request *request)

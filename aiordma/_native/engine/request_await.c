@@ -1,5 +1,5 @@
 /* How a work request (request.c) is awaited: its waiters, and when an await has to suspend. */
-#include "request.h"
+#include "request_await.h"
 
 static int add_waiter(Request *request, PyObject *waiter)
 {
@@ -132,16 +132,4 @@ PyObject *engine_await_request(Request *request, PyObject *awaited,
 PyObject *engine_await_itself(Request *request)
 {
     return engine_await_request(request, (PyObject *)request, &awaited_calls);
-}
-
-PyObject *engine_stop_iteration(PyObject *result)
-{
-    if (!result)
-        return NULL;
-    PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
-    if (stop)
-        PyErr_SetObject(PyExc_StopIteration, stop);
-    Py_XDECREF(stop);
-    Py_DECREF(result);
-    return NULL;
 }

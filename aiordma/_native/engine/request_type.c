@@ -1,7 +1,68 @@
-/* The type of work requests (request.c): its interface for Python, and how it is freed. */
-#include "request.h"
+/* The type of work requests (request.c): how they are made and freed, and the interface for Python. */
+#include "request_type.h"
+#include "request_await.h"
+#include "trace.h"
 
 #include <structmember.h>
+
+/*
+ * The memory of finished requests is kept for new ones, because a program makes millions of them.
+ * Not with an address sanitizer, which has to see that each one is freed.
+ */
+#ifdef __SANITIZE_ADDRESS__
+enum { SPARE = 0 };
+#else
+enum { SPARE = 128 };
+#endif
+static Request *spare[SPARE + 1];
+static int spare_count;
+
+static Request *make(void)
+{
+    if (!spare_count)
+        return (Request *)engine_request_type.tp_alloc(&engine_request_type, 0);
+    Request *request = spare[--spare_count];
+    _Py_NewReference((PyObject *)request);
+    PyObject_GC_Track(request);
+    return request;
+}
+
+static void unmake(Request *request)
+{
+    /* Python finalizes an object once, and would not finalize the next request in its place. */
+    if (!SPARE || spare_count == SPARE || request->finalized) {
+        Py_TYPE(request)->tp_free((PyObject *)request);
+        return;
+    }
+    /* Its references are released already. Reset the numbers. */
+    request->wr_id = 0;
+    request->length = 0;
+    request->completes_as = 0;
+    request->is_receive = request->state = request->at_once = request->retrieved = 0;
+    request->stream_kind = 0;
+    request->keeps = 0;
+    request->stream_bytes = 0;
+    request->posted = 0;
+    request->weak = NULL;
+    spare[spare_count++] = request;
+}
+
+Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, PyObject *memory,
+                        PyObject *remote, int is_receive)
+{
+    Request *request = make();
+    if (!request)
+        return NULL;
+    request->owner = Py_NewRef(port->owner);
+    request->port = (Port *)Py_NewRef(port);
+    request->operation = Py_NewRef(operation);
+    request->length = length;
+    request->remote = Py_XNewRef(remote);
+    request->is_receive = (char)is_receive;
+    request->memory = Py_XNewRef(memory);
+    engine_hold_memory(request);
+    return request;
+}
 
 static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -45,8 +106,7 @@ static int request_traverse(Request *request, visitproc visit, void *arg)
     Py_VISIT(request->memory);
     Py_VISIT(request->handle);
     Py_VISIT(request->port);
-    Py_VISIT(request->pooled);
-    Py_VISIT(request->stream);
+    Py_VISIT(request->poster);
     Py_VISIT(request->subject);
     return 0;
 }
@@ -98,9 +158,8 @@ static void request_dealloc(Request *request)
     Py_CLEAR(request->memory);
     Py_CLEAR(request->handle);
     Py_CLEAR(request->port);
-    Py_CLEAR(request->pooled);
-    Py_CLEAR(request->stream);
-    engine_unmake(request);
+    Py_CLEAR(request->poster);
+    unmake(request);
 }
 
 /* The request as its own awaitable returns its result at once. */
@@ -367,12 +426,33 @@ static PyMemberDef members[] = {
     {"length", T_PYSSIZET, offsetof(Request, length), READONLY, NULL},
     {"remote", T_OBJECT, offsetof(Request, remote), READONLY, NULL},
     {"is_receive", T_BOOL, offsetof(Request, is_receive), READONLY, NULL},
-    {"wr_id", T_ULONGLONG, offsetof(Request, wr_id), 0, NULL},
     {"_completes_as", T_UINT, offsetof(Request, completes_as), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
+static PyObject *request_wr_id(Request *request, void *closure)
+{
+    (void)closure;
+    return PyLong_FromUnsignedLongLong(request->wr_id);
+}
+
+/* A request gets its wr_id when it is posted. */
+static int request_set_wr_id(Request *request, PyObject *number, void *closure)
+{
+    (void)closure;
+    unsigned long long wr_id = number ? PyLong_AsUnsignedLongLong(number) : 0;
+    if (!number)
+        PyErr_SetString(PyExc_TypeError, "the wr_id cannot be deleted");
+    if (!number || (wr_id == (unsigned long long)-1 && PyErr_Occurred()))
+        return -1;
+    request->wr_id = wr_id;
+    request->posted = wr_id && engine_tracing ? engine_trace_time() : 0;
+    return 0;
+}
+
 static PyGetSetDef properties[] = {
+    {"wr_id", (getter)request_wr_id, (setter)request_set_wr_id,
+     "The number of the request in its completion; 0: it is not posted.", NULL},
     {"_waiters", (getter)request_waiters, NULL, NULL, NULL},
     {"_callbacks", (getter)request_callbacks, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},

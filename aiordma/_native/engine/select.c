@@ -7,12 +7,21 @@
  * waits while others use theirs. A thread that sleeps is woken at once. So if the core was taken
  * away during a poll, the selector does not poll for a while.
  */
-#include "engine.h"
+#include "select.h"
+#include "drain.h"
 
 #include <errno.h>
 #include <sched.h>
 #include <structmember.h>
 #include <sys/epoll.h>
+
+typedef struct {
+    PyObject_HEAD char dirty;
+    int confidence;
+    unsigned long long most; /* nanoseconds of spinning without a completion */
+    unsigned long long found;
+    uint64_t resumes; /* it does not spin before this time */
+} Spinner;
 
 enum { CONFIDENT = 8, SLICE = 20000, LOOK_AT_CLOCK = 8, LET_OTHERS_RUN = 16, READY = 16 };
 

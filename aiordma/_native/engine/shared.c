@@ -3,7 +3,11 @@
  * it cannot handle one of them, it posts none, and all take the general path (`post` of
  * _connection/shared_endpoint.py).
  */
-#include "engine.h"
+#include "shared.h"
+#include "drain.h"
+#include "open.h"
+#include "reading.h"
+#include "request.h"
 
 #include <stdlib.h>
 #include <structmember.h>
@@ -17,13 +21,13 @@ struct shared_receive {
 };
 
 /* Undo all requests that were made. The exception that is set stays set. */
-static void take_all_back(Port *port, struct shared_receive *all, Py_ssize_t made)
+static void take_all_back(struct shared_receive *all, Py_ssize_t made)
 {
     PyObject *type, *value, *trace;
 
     PyErr_Fetch(&type, &value, &trace);
     for (Py_ssize_t i = 0; i < made; i++)
-        engine_take_back(port, all[i].request);
+        engine_take_back(all[i].request);
     PyErr_Restore(type, value, trace);
 }
 
@@ -91,10 +95,8 @@ static int enter_all(Port *port, struct shared_receive *all, Py_ssize_t count)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
         Request *request = all[i].request;
-        request->wr_id = engine_table_add(port->drain->table, (PyObject *)request);
-        if (!request->wr_id)
+        if (!engine_put_in_flight(port, request))
             return -1;
-        engine_enter(port->open, request);
         all[i].work.wr_id = request->wr_id;
         all[i].work.next = i + 1 < count ? &all[i + 1].work : NULL;
     }
@@ -113,7 +115,7 @@ static int give_to_device(Port *port, struct shared_receive *all, Py_ssize_t cou
     for (*taken = 0; *taken < count && &all[*taken].work != refused; ++*taken)
         ;
     for (Py_ssize_t i = *taken; i < count; i++)
-        engine_take_back(port, all[i].request);
+        engine_take_back(all[i].request);
     engine_watch_over(port->drain);
     return error;
 }
@@ -153,7 +155,7 @@ static PyObject *post_all(Port *port, PyObject *parts, struct shared_receive *al
         int error = give_to_device(port, all, made, &taken);
         result = answer(Py_NewRef(list), error, taken);
     } else {
-        take_all_back(port, all, made);
+        take_all_back(all, made);
         result = is_made ? NULL : Py_NewRef(Py_None);
     }
     Py_XDECREF(list);

@@ -1,5 +1,7 @@
-/* The type of a stream's data path, and its interface for Python. The data path is in stream.c. */
-#include "stream.h"
+/* The type of a stream's data path, and its interface for Python. The data path is in stream_path.c. */
+#include "stream_type.h"
+#include "post.h"
+#include "transfer.h"
 
 #include <structmember.h>
 

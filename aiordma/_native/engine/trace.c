@@ -3,16 +3,13 @@
  * time (_runtime/tracing.py). Recording allocates no Python object, and so runs no code of the
  * program's: it happens where requests end.
  */
-#include "engine.h"
+#include "trace.h"
 
 #include <time.h>
 
 struct record {
-    PyObject *owner, *operation;
-    long long posted, ended; /* nanoseconds of CLOCK_MONOTONIC */
-    unsigned long long wr_id;
-    Py_ssize_t bytes;
-    long status; /* of the completion; -1: it ended without one */
+    struct engine_record of;
+    long long ended;
 };
 
 enum { FIRST_ROOM = 64 };
@@ -22,17 +19,12 @@ static struct record *records;
 static size_t count, room, limit;
 static unsigned long long lost;
 
-static long long now(void)
+long long engine_trace_time(void)
 {
     struct timespec time;
 
     clock_gettime(CLOCK_MONOTONIC, &time); /* cannot fail with this clock */
     return (long long)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
-void engine_note_post(Request *request)
-{
-    request->posted = now();
 }
 
 static int has_room(void)
@@ -51,24 +43,15 @@ static int has_room(void)
     return 1;
 }
 
-void engine_record(const Request *request, const struct aiordma_completion *completion)
+void engine_record(const struct engine_record *record)
 {
-    if (!request->posted)
-        return; /* it was posted before the trace began */
     if (!has_room()) {
         lost++;
         return;
     }
-    int has_arrived = request->is_receive && completion && !completion->status;
-    records[count++] = (struct record){
-        .owner = Py_NewRef(request->owner),
-        .operation = Py_NewRef(request->operation),
-        .posted = request->posted,
-        .ended = now(),
-        .wr_id = request->wr_id,
-        .bytes = has_arrived ? (Py_ssize_t)completion->byte_len : request->length,
-        .status = completion ? (long)completion->status : -1,
-    };
+    records[count++] = (struct record){*record, engine_trace_time()};
+    Py_INCREF(record->owner);
+    Py_INCREF(record->operation);
 }
 
 PyObject *engine_begin_trace(PyObject *module, PyObject *most)
@@ -94,10 +77,10 @@ PyObject *engine_take_trace(PyObject *module, PyObject *none)
     lost = 0;
     PyObject *all = PyList_New(0);
     for (size_t i = 0; i < taken_count; i++) {
-        struct record *record = &taken[i];
+        const struct engine_record *record = &taken[i].of;
         PyObject *item =
             all ? Py_BuildValue("(OOKnlLL)", record->owner, record->operation, record->wr_id,
-                                record->bytes, record->status, record->posted, record->ended)
+                                record->bytes, record->status, record->posted, taken[i].ended)
                 : NULL;
         if (!item || PyList_Append(all, item))
             Py_CLEAR(all);

@@ -3,7 +3,9 @@
  * has arrived, or waits for it, or posts one message. For the rest it awaits the general path, a
  * coroutine of stream.py.
  */
-#include "stream.h"
+#include "transfer.h"
+#include "description.h"
+#include "wait.h"
 
 enum call_state { NEW, WAITING_TO_RECEIVE, IN_GENERAL, OVER };
 
@@ -34,8 +36,7 @@ static int may_go_on(StreamPath *path)
 static int is_open_here(const StreamPath *path)
 {
     const Port *port = path->port;
-    return port->loop && !path->closed && port->process == engine_process() &&
-           port->thread == PyThread_get_thread_ident();
+    return port->loop && !path->closed && engine_is_here(port);
 }
 
 /* The only argument behind the stream; borrowed. NULL: there are others. */

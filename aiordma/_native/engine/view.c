@@ -1,5 +1,7 @@
 /* An arrival as a view of its block, copied nowhere: `async with connection.receive_view()`. */
+#include "view.h"
 #include "arrivals.h"
+#include "wait.h"
 
 static PyObject *view_name, *enter_name, *end_elsewhere_name, *release_later_name, *replace_name,
     *release_name;
@@ -43,9 +45,14 @@ typedef struct {
     char state;
 } ArrivalView;
 
-PyObject *engine_view(ArrivalQueue *queue)
+static PyObject *view_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    ArrivalView *view = (ArrivalView *)engine_view_type.tp_alloc(&engine_view_type, 0);
+    static char *names[] = {"queue", NULL};
+    PyObject *queue;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!", names, &engine_arrivals_type, &queue))
+        return NULL;
+    ArrivalView *view = (ArrivalView *)type->tp_alloc(type, 0);
     if (view)
         view->queue = (ArrivalQueue *)Py_NewRef(queue);
     return (PyObject *)view;
@@ -275,7 +282,7 @@ static PyObject *view_exit(ArrivalView *view, PyObject *const *arguments, Py_ssi
         PyErr_Clear(); /* an array was made of the view, and uses it */
     }
     Py_XDECREF(released);
-    if (engine_queue_is_here(view->queue->port)) {
+    if (engine_is_here(view->queue->port)) {
         end_view(view);
     } else {
         PyObject *result =
@@ -436,9 +443,10 @@ static PyBufferProcs view_buffer = {
 
 PyTypeObject engine_view_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.ArrivalView",
-    .tp_doc = "One arrival as a view of its block, in an `async with` block.",
+    .tp_doc = "The next arrival of a queue as a view of its block, in an `async with` block.",
     .tp_basicsize = sizeof(ArrivalView),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = view_new,
     .tp_dealloc = (destructor)view_dealloc,
     .tp_traverse = (traverseproc)view_traverse,
     .tp_clear = (inquiry)view_clear,

@@ -3,12 +3,24 @@
  * (asyncio accepts any object with _asyncio_future_blocking as a future.) If no task is running, a
  * drain runs the woken tasks directly. This is faster than the loop's next iteration.
  */
-#include "engine.h"
+#include "wait.h"
 
 #include <structmember.h>
 
 /* Collects the waiters that are woken on this thread; NULL: they are scheduled on the loop. */
 static _Thread_local PyObject *collecting;
+
+static PyObject *running_loop;
+
+int engine_wait_names(void)
+{
+    if (!running_loop) {
+        PyObject *events = PyImport_ImportModule("asyncio.events");
+        running_loop = events ? PyObject_GetAttrString(events, "_get_running_loop") : NULL;
+        Py_XDECREF(events);
+    }
+    return running_loop ? 0 : -1;
+}
 
 Waiter *engine_waiter(PyObject *loop)
 {
@@ -334,6 +346,18 @@ PyObject *engine_close_inner(PyObject *inner)
     return inner ? PyObject_CallMethodNoArgs(inner, engine_given.close) : Py_NewRef(Py_None);
 }
 
+PyObject *engine_stop_iteration(PyObject *result)
+{
+    if (!result)
+        return NULL;
+    PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
+    if (stop)
+        PyErr_SetObject(PyExc_StopIteration, stop);
+    Py_XDECREF(stop);
+    Py_DECREF(result);
+    return NULL;
+}
+
 PyObject *engine_after_step(PySendResult step, PyObject *result)
 {
     switch (step) {
@@ -344,6 +368,17 @@ PyObject *engine_after_step(PySendResult step, PyObject *result)
     default:
         return NULL;
     }
+}
+
+int engine_runs_here(PyObject *loop)
+{
+    PyObject *running = PyObject_CallNoArgs(running_loop);
+    int is_it = running == loop;
+
+    if (!running)
+        PyErr_Clear();
+    Py_XDECREF(running);
+    return is_it;
 }
 
 /* -- the future that the task sees -------------------------------------------------------- */

@@ -2,9 +2,19 @@
  * Memory windows of type 2: the state of one, and the requests that bind and invalidate it. Windows
  * of type 1 take the general path, because libibverbs binds them by a call of its own.
  */
-#include "engine.h"
+#include "window.h"
 
 #include <structmember.h>
+
+/* The base of BoundWindow: a memory window, and the memory that it is bound to. */
+struct Window {
+    PyObject_HEAD PyObject *endpoint;
+    Part *memory;           /* NULL: it is not bound */
+    PyObject *last;         /* the last request that bound or invalidated it, or NULL */
+    struct ibv_mw *pointer; /* NULL: it is freed, or of type 1 */
+    unsigned int rkey;      /* of the last bind */
+    char invalidating;      /* a posted request invalidates it, and has not ended */
+};
 
 /* -- holding memory -------------------------------------------------------------------------- */
 

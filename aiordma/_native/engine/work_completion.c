@@ -2,7 +2,7 @@
  * The base of WorkCompletion (verbs/completion.py): the fields of a completion. A field becomes a
  * Python number when it is read. The type has the interface of a named tuple.
  */
-#include "engine.h"
+#include "work_completion.h"
 
 enum { FIELDS = 14 };
 

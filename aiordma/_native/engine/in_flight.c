@@ -1,5 +1,5 @@
 /* The in-flight table: the entries of requests, by slot and generation. */
-#include "engine.h"
+#include "in_flight.h"
 
 enum { NONE = UINT32_MAX, LEAST = 64 };
 /* shrink() keeps a slot with a higher generation, because new slots would otherwise begin with a
@@ -64,8 +64,6 @@ uint64_t engine_table_add(Table *table, PyObject *entry)
         at = table->used++;
         table->slots[at].generation = table->first_generation;
     }
-    if (engine_tracing && Py_IS_TYPE(entry, &engine_request_type))
-        engine_note_post((Request *)entry);
     table->slots[at].entry = Py_NewRef(entry);
     table->live++;
     return (uint64_t)table->slots[at].generation << 32 | at;

@@ -1,170 +1,15 @@
 /*
  * Reads the arguments of a post into a work description, and makes the request, whether the work is
- * posted (port.c, shared.c) or collected (chain.c).
+ * posted (post.c, shared.c) or collected (chain.c).
  */
-#include "engine.h"
+#include "reading.h"
+#include "datagrams.h"
+#include "window.h"
+#include "request_type.h"
 
 #include <arpa/inet.h>
 
-/* Bytes up to which buffers are copied to a pool block (COPY_LIMIT in _endpoint/staging.py). */
-enum { COPY_LIMIT = 1 << 16 };
-
 enum { GRH_BYTES = 40 }; /* the header of a received datagram */
-
-/* -- local memory -------------------------------------------------------------------------- */
-
-static void add_piece(struct engine_work *work, RegionBase *region, uint64_t address,
-                      Py_ssize_t length, uint32_t lkey)
-{
-    work->length += (uint64_t)length;
-    if (!length)
-        return;
-    work->sges[work->count] = (struct ibv_sge){address, (uint32_t)length, lkey};
-    work->owners[work->count++] = region;
-}
-
-void engine_add_region(struct engine_work *work, RegionBase *region)
-{
-    for (int i = 0; i < work->region_count; i++)
-        if (work->regions[i] == region)
-            return;
-    work->regions[work->region_count++] = (RegionBase *)Py_NewRef(region);
-}
-
-static int read_registered(const Port *port, struct engine_work *work, RegionBase *region,
-                           uint64_t address, Py_ssize_t length, uint32_t lkey, int is_target)
-{
-    if (!region->usable || region->domain != port->domain || (uint64_t)length >> 32 ||
-        (is_target && !region->writable))
-        return 0;
-    engine_add_region(work, region);
-    add_piece(work, region, address, length, lkey);
-    return 1;
-}
-
-/* Whether the elements of a format (PEP 3118) are Python objects. Names are between colons. */
-static int has_objects(const char *format)
-{
-    for (int is_name = 0; *format; format++) {
-        if (*format == ':')
-            is_name = !is_name;
-        else if (*format == 'O' && !is_name)
-            return 1;
-    }
-    return 0;
-}
-
-int engine_get_buffer(PyObject *given, Py_buffer *view, int flags)
-{
-    if (PyBytes_CheckExact(given) || PyByteArray_CheckExact(given))
-        return PyObject_GetBuffer(given, view, flags);
-    /* A memoryview gives its format only together with its dimensions. */
-    if (PyObject_GetBuffer(given, view, flags | PyBUF_ND | PyBUF_FORMAT))
-        return -1; /* without a format, the general path finds out what the elements are */
-    if (!view->format || !has_objects(view->format))
-        return 0;
-    PyBuffer_Release(view);
-    PyErr_SetString(PyExc_TypeError, "the elements of the buffer are Python objects");
-    return -1;
-}
-
-static int read_buffer(struct engine_work *work, PyObject *given)
-{
-    Py_buffer *view = &work->views[work->view_count];
-
-    if (!PyObject_CheckBuffer(given))
-        return 0;
-    if (engine_get_buffer(given, view, PyBUF_SIMPLE)) {
-        PyErr_Clear(); /* the general path raises the error */
-        return 0;
-    }
-    work->view_count++;
-    if ((uint64_t)view->len > COPY_LIMIT)
-        return 0;
-    add_piece(work, NULL, (uintptr_t)view->buf, view->len, 0);
-    return 1;
-}
-
-/* Read a slice, a region, or another buffer. 1: it was read; 0: take the general path. */
-static int read_part(const Port *port, struct engine_work *work, PyObject *given, int is_target)
-{
-    if (PyObject_TypeCheck(given, &engine_part_type)) {
-        const Part *part = (const Part *)given;
-        /* The region is NULL if its constructor did not run. */
-        return part->region && read_registered(port, work, part->region, part->address,
-                                               part->length, part->lkey, is_target);
-    }
-    if (PyObject_TypeCheck(given, &engine_region_type)) {
-        RegionBase *region = (RegionBase *)given;
-        return read_registered(port, work, region, region->address, region->length, region->lkey,
-                               is_target);
-    }
-    return !is_target && read_buffer(work, given);
-}
-
-/* The list, if it is one, may change while it is read, because buffers can run Python code. */
-static int read_parts(const Port *port, struct engine_work *work, PyObject *given, Py_ssize_t most,
-                      int is_target)
-{
-    if (!PyList_CheckExact(given) && !PyTuple_CheckExact(given))
-        return 0;
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(given); i++) {
-        if (i == most || i == ENGINE_PARTS)
-            return 0;
-        PyObject *part = Py_NewRef(PySequence_Fast_GET_ITEM(given, i));
-        int is_read = read_part(port, work, part, is_target);
-        Py_DECREF(part);
-        if (!is_read)
-            return 0;
-    }
-    return 1;
-}
-
-/* If a part is not registered, all bytes are copied. The sges then have the addresses in this
-   process's memory, which differ from a region's addresses if it has an iova. A dma-buf has none,
-   and the general path registers the other parts. */
-static int choose_copying(const Port *port, struct engine_work *work)
-{
-    if (work->length > port->max_message)
-        return 0;
-    if (!work->view_count)
-        return 1;
-    for (int i = 0; i < work->count; i++) {
-        if (!work->owners[i])
-            continue;
-        if (!work->owners[i]->start)
-            return 0;
-        work->sges[i].addr += work->owners[i]->start - work->owners[i]->address;
-    }
-    if (work->length <= (uint64_t)port->max_inline) {
-        work->copying = ENGINE_INLINE;
-        work->flags |= work->length ? IBV_SEND_INLINE : 0;
-        return 1;
-    }
-    work->copying = ENGINE_BLOCK;
-    return work->length <= COPY_LIMIT && port->pool;
-}
-
-static int read_source(const Port *port, struct engine_work *work, PyObject *given)
-{
-    return read_part(port, work, given, 0) && choose_copying(port, work);
-}
-
-static int read_sources(const Port *port, struct engine_work *work, PyObject *given)
-{
-    return read_parts(port, work, given, port->max_send_sge, 0) && choose_copying(port, work);
-}
-
-static int read_target(const Port *port, struct engine_work *work, PyObject *given)
-{
-    return read_part(port, work, given, 1) && work->length <= port->max_message;
-}
-
-static int read_targets(const Port *port, struct engine_work *work, PyObject *given,
-                        Py_ssize_t most)
-{
-    return read_parts(port, work, given, most, 1) && work->length <= port->max_message;
-}
 
 /* -- numbers and flags --------------------------------------------------------------------- */
 
@@ -276,7 +121,7 @@ static int read_remote(Port *port, struct engine_work *work, PyObject *remote)
 static int read_value(const Port *port, struct engine_work *work, PyObject *given)
 {
     if (given)
-        return read_target(port, work, given) && work->length == 8;
+        return engine_read_target(port, work, given) && work->length == 8;
     work->copying = ENGINE_VALUE;
     work->length = 8;
     return port->pool != NULL;
@@ -360,9 +205,9 @@ static int read_datagram_target(const Port *port, struct engine_work *work, PyOb
                                 int is_list)
 {
     Py_ssize_t most = port->max_recv_sge - 1;
-    int is_read =
-        is_list ? read_targets(port, work, given, most < ENGINE_PARTS - 1 ? most : ENGINE_PARTS - 1)
-                : read_target(port, work, given);
+    int is_read = is_list ? engine_read_targets(port, work, given,
+                                                most < ENGINE_PARTS - 1 ? most : ENGINE_PARTS - 1)
+                          : engine_read_target(port, work, given);
 
     if (!is_read || !port->senders || !port->pool || work->length < port->max_datagram)
         return 0;
@@ -379,20 +224,20 @@ static int read_memory(Port *port, enum engine_kind kind, PyObject *const *given
     case ENGINE_SEND:
     case ENGINE_WRITE:
     case ENGINE_UD_SEND:
-        return read_source(port, work, local);
+        return engine_read_source(port, work, local);
     case ENGINE_SENDV:
     case ENGINE_WRITEV:
     case ENGINE_UD_SENDV:
-        return read_sources(port, work, local);
+        return engine_read_sources(port, work, local);
     case ENGINE_READ: /* of no bytes: the general path gives it a part on iWARP */
-        return port->can_read && read_target(port, work, local) && work->length;
+        return port->can_read && engine_read_target(port, work, local) && work->length;
     case ENGINE_READV:
-        return port->can_read && read_targets(port, work, local, port->max_read_sge) &&
+        return port->can_read && engine_read_targets(port, work, local, port->max_read_sge) &&
                work->length;
     case ENGINE_RECEIVE:
-        return read_target(port, work, local);
+        return engine_read_target(port, work, local);
     case ENGINE_RECEIVEV:
-        return read_targets(port, work, local, port->max_recv_sge);
+        return engine_read_targets(port, work, local, port->max_recv_sge);
     case ENGINE_UD_RECEIVE:
     case ENGINE_UD_RECEIVEV:
         return read_datagram_target(port, work, local, kind == ENGINE_UD_RECEIVEV);
@@ -404,7 +249,7 @@ static int read_memory(Port *port, enum engine_kind kind, PyObject *const *given
 /* Read the peer of a datagram. A retired handle is destroyed when its last request completes. */
 static int read_peer(const Port *port, struct engine_work *work, PyObject *peer)
 {
-    const struct engine_destination *to = engine_destination(port, peer);
+    const struct engine_destination *to = engine_destination(&port->destinations, peer);
 
     if (!to || to->handle->retired || work->length > port->max_datagram)
         return 0;
@@ -452,40 +297,7 @@ int engine_read(Port *port, enum engine_kind kind, PyObject *const *given, struc
     return given[ENGINE_REMOTE] ? read_remote(port, work, given[ENGINE_REMOTE]) : 1;
 }
 
-void engine_release_work(struct engine_work *work)
-{
-    for (int i = 0; i < work->view_count; i++)
-        PyBuffer_Release(&work->views[i]);
-    for (int i = 0; i < work->region_count; i++)
-        Py_DECREF(work->regions[i]);
-    Py_XDECREF(work->handle);
-}
-
-PyObject *engine_end_reading(struct engine_work *work, PyObject *request)
-{
-    engine_release_work(work);
-    if (engine_interrupted())
-        Py_CLEAR(request);
-    return request;
-}
-
 /* -- the request --------------------------------------------------------------------------- */
-
-void engine_gather(const struct engine_work *work, char *to)
-{
-    for (int i = 0; i < work->count; i++) {
-        memcpy(to, (const void *)(uintptr_t)work->sges[i].addr, work->sges[i].length);
-        to += work->sges[i].length;
-    }
-}
-
-static int are_usable(const struct engine_work *work)
-{
-    for (int i = 0; i < work->region_count; i++)
-        if (!work->regions[i]->usable)
-            return 0;
-    return 1;
-}
 
 /* Lease a pool block, and copy the bytes to it. Returns the lease; NULL with an exception. If a
    region was closed meanwhile, nothing is copied; the caller checks the regions again before the
@@ -498,7 +310,7 @@ static Lease *lease_block(const Port *port, struct engine_work *work)
     if (!lease)
         return NULL;
     char *to = engine_leased_block(lease, &block);
-    if (work->copying == ENGINE_BLOCK && are_usable(work))
+    if (work->copying == ENGINE_BLOCK && engine_regions_are_usable(work))
         engine_gather(work, to);
     work->sges[0] = block;
     work->count = 1;
@@ -554,24 +366,8 @@ int engine_is_still_usable(const Port *port, const struct engine_work *work)
     int may_post = work->is_receive ? port->can_receive
                    : work->handle   ? port->can_send_datagrams && !work->handle->retired
                                     : port->ready;
-    return are_usable(work) && engine_usable(port, may_post) &&
+    return engine_regions_are_usable(work) && engine_usable(port, may_post) &&
            (!work->window || engine_window_is_still_usable(work));
-}
-
-void engine_take_back(Port *port, Request *request)
-{
-    if (request->wr_id)
-        Py_XDECREF(engine_table_take(port->drain->table, request->wr_id));
-    engine_leave(port->open, request);
-    engine_drop(request);
-    engine_give_slot(request->is_receive ? port->receives : port->sends);
-}
-
-PyObject *engine_withdraw(Port *port, Request *request, int has_failed)
-{
-    engine_take_back(port, request);
-    Py_DECREF(request);
-    return has_failed ? NULL : Py_NewRef(Py_None); /* the general path raises the error */
 }
 
 struct ibv_send_wr engine_send_wr(const struct engine_work *work)

@@ -1,5 +1,5 @@
-/* The fields of registered memory that posts read, and the slots of work queues. */
-#include "engine.h"
+/* The fields of registered memory that posts read. */
+#include "regions.h"
 
 #include <structmember.h>
 
@@ -24,12 +24,9 @@ static void region_dealloc(RegionBase *region)
     Py_TYPE(region)->tp_free((PyObject *)region);
 }
 
-int engine_release_region(RegionBase *region)
+int engine_close_region(RegionBase *region)
 {
-    region->users--;
-    if (!region->retired || region->users)
-        return 0;
-    /* Nothing else closes it before its domain. */
+    /* Nothing else closes a retired region before its domain. */
     PyObject *result = engine_call_method_alone(engine_given.close, (PyObject **)&region, 1);
     Py_XDECREF(result);
     return result ? 0 : -1;
@@ -133,57 +130,3 @@ PyTypeObject engine_part_type = {
     .tp_members = part_members,
     .tp_getset = part_properties,
 };
-
-/* -- address handles ------------------------------------------------------------------------ */
-
-static PyMemberDef handle_members[] = {
-    {"_holders", T_PYSSIZET, offsetof(Handle, holders), 0, "How many requests hold it."},
-    {"_retired", T_BOOL, offsetof(Handle, retired), 0, "Whether its last holder destroys it."},
-    {NULL, 0, 0, 0, NULL},
-};
-
-PyTypeObject engine_handle_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.HandleBase",
-    .tp_basicsize = sizeof(Handle),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .tp_new = PyType_GenericNew,
-    .tp_members = handle_members,
-};
-
-/* -- slots of a work queue ---------------------------------------------------------------- */
-
-static PyMemberDef slots_members[] = {
-    {"total", T_PYSSIZET, offsetof(Slots, total), 0, "The queue's depth."},
-    {"free", T_PYSSIZET, offsetof(Slots, free), 0,
-     "The number of free slots; -1: none, and the reserved one is taken."},
-    {"waiting", T_PYSSIZET, offsetof(Slots, waiting), 0,
-     "The number of tasks that wait for a slot."},
-    {NULL, 0, 0, 0, NULL},
-};
-
-PyTypeObject engine_slots_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.Slots",
-    .tp_basicsize = sizeof(Slots),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .tp_new = PyType_GenericNew,
-    .tp_members = slots_members,
-};
-
-int engine_take_slot(Slots *slots)
-{
-    if (slots->free <= 0 || slots->waiting)
-        return 0;
-    slots->free--;
-    return 1;
-}
-
-void engine_give_slot(Slots *slots)
-{
-    slots->free++;
-    if (!slots->waiting)
-        return;
-    PyObject *result = engine_call_method_alone(engine_given.grant, (PyObject **)&slots, 1);
-    Py_XDECREF(result);
-    if (!result)
-        engine_log("giving back a slot failed", (PyObject *)slots);
-}

@@ -1,9 +1,8 @@
-/* What the data path of a stream (stream.c), a task's call (transfer.c) and the type (stream_type.c)
-   know of each other. */
-#ifndef AIORDMA_ENGINE_STREAM_H
-#define AIORDMA_ENGINE_STREAM_H
+/* The data path of a byte stream. */
+#ifndef AIORDMA_ENGINE_STREAM_PATH_H
+#define AIORDMA_ENGINE_STREAM_PATH_H
 
-#include "engine.h"
+#include "port.h"
 
 enum {
     WORD_BYTES = 4,
@@ -36,7 +35,7 @@ struct early {
     int64_t written;
 };
 
-struct StreamPath {
+typedef struct {
     PyObject_HEAD Port *port;
     RegionBase *lent, *ours;
     Py_buffer lent_view, ours_view; /* the memory stays when the regions are closed */
@@ -78,7 +77,9 @@ struct StreamPath {
     Py_ssize_t ring_next, ring_free; /* of the ring of data that is being sent */
     int next_grant_slot;
     Py_ssize_t next_sent_word;
-};
+} StreamPath;
+
+int engine_stream_names(void);
 
 /* Call the callback of readable bytes, and that of room to write. */
 void engine_stream_wake(StreamPath *path);
@@ -111,10 +112,5 @@ Py_ssize_t engine_stream_ring_room(const StreamPath *path);
    Returns its length, at least `fewest`; 0: there is no room; -1: the stream has ended. */
 Py_ssize_t engine_stream_write(StreamPath *path, const char *bytes, RegionBase *region,
                                struct ibv_sge source, Py_ssize_t total, Py_ssize_t fewest);
-
-/* transfer.c: make a call, of the arguments (general, arguments, keywords). */
-enum call_kind { RECEIVE, RECEIVE_INTO, SEND };
-PyObject *engine_stream_call(StreamPath *path, PyObject *const *arguments, Py_ssize_t count,
-                             enum call_kind kind);
 
 #endif

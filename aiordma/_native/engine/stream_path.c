@@ -9,7 +9,10 @@
  * Making a request can run the program's code (the garbage collector). So requests are made first.
  * Then the state is read again, changed, and the device gets them, with no such code in between.
  */
-#include "stream.h"
+#include "stream_path.h"
+#include "request.h"
+#include "request_type.h"
+#include "wait.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -167,7 +170,7 @@ static int make(StreamPath *path, RegionBase *region, int count, int is_receive,
         if (!request) {
             PyErr_Clear();
             while (i--) {
-                engine_take_back(port, made[i]);
+                engine_take_back(made[i]);
                 Py_DECREF(made[i]);
             }
             return ENOMEM;
@@ -178,13 +181,15 @@ static int make(StreamPath *path, RegionBase *region, int count, int is_receive,
     return 0;
 }
 
-static void abandon(StreamPath *path, Request **made, int count)
+static void abandon(Request **made, int count)
 {
     for (int i = 0; i < count; i++) {
-        engine_take_back(path->port, made[i]);
+        engine_take_back(made[i]);
         Py_DECREF(made[i]);
     }
 }
+
+static const struct engine_poster stream_calls;
 
 /* Enter a request before the device gets it. Returns its wr_id; 0: there is no memory. */
 static uint64_t enter(StreamPath *path, Request *request, PyObject *operation, Py_ssize_t length,
@@ -192,15 +197,14 @@ static uint64_t enter(StreamPath *path, Request *request, PyObject *operation, P
 {
     Py_SETREF(request->operation, Py_NewRef(operation));
     request->length = length;
-    request->stream = (StreamPath *)Py_NewRef(path);
+    request->poster = Py_NewRef(path);
+    request->calls = &stream_calls;
     request->stream_kind = (char)kind;
     request->stream_bytes = ring_bytes;
-    request->wr_id = engine_table_add(path->port->drain->table, (PyObject *)request);
-    if (request->wr_id)
-        engine_enter(path->port->open, request);
-    else
+    uint64_t wr_id = engine_put_in_flight(path->port, request);
+    if (!wr_id)
         PyErr_Clear();
-    return request->wr_id;
+    return wr_id;
 }
 
 /* A message: bytes for the peer's memory, perhaps none, and an immediate. */
@@ -279,7 +283,7 @@ static int post(StreamPath *path, const struct message *message, Request **made)
             taken++;
     }
     for (int i = taken; i < count; i++)
-        engine_take_back(port, made[i]);
+        engine_take_back(made[i]);
     for (int i = 0; i < count; i++)
         Py_DECREF(made[i]);
     if (error < 0)
@@ -304,7 +308,7 @@ void engine_stream_post_receive(StreamPath *path, uint32_t number)
         return;
     }
     if (!is_usable(path, 1)) {
-        abandon(path, &request, 1);
+        abandon(&request, 1);
         return;
     }
     struct ibv_sge place =
@@ -318,7 +322,7 @@ void engine_stream_post_receive(StreamPath *path, uint32_t number)
         error = ENOMEM;
     }
     if (error)
-        engine_take_back(port, request);
+        engine_take_back(request);
     Py_DECREF(request);
     if (error)
         refused(path, error, 1);
@@ -492,7 +496,7 @@ static void send_update(StreamPath *path)
     /* Making the requests can run the program's code. */
     if (!may_update(path) || !is_usable(path, 0) ||
         has_grant != (path->free >= path->ring_bytes / 2)) {
-        abandon(path, made, count);
+        abandon(made, count);
         return;
     }
     path->next_update = path->consumed + path->credits / 2;
@@ -518,7 +522,7 @@ static void send_control(StreamPath *path)
         return;
     }
     if (path->control == NO_CONTROL || !path->control_slots || engine_stream_is_over(path)) {
-        abandon(path, made, 1);
+        abandon(made, 1);
         return;
     }
     struct message message = {
@@ -613,7 +617,7 @@ Py_ssize_t engine_stream_write(StreamPath *path, const char *bytes, RegionBase *
     if (!region)
         length = least(length, engine_stream_ring_room(path));
     if (length < fewest || !is_usable(path, 0) || !message.region->usable) {
-        abandon(path, made, count);
+        abandon(made, count);
         return 0;
     }
     if (region) {
@@ -799,12 +803,12 @@ static void arrived(StreamPath *path, const Request *request)
         keep(path, value, written);
 }
 
-void engine_stream_ended(Request *request)
+static void ended(Request *request)
 {
-    StreamPath *path = request->stream;
+    StreamPath *path = (StreamPath *)request->poster;
     int has_succeeded = request->state == SUCCEEDED;
 
-    request->stream = NULL;
+    request->poster = NULL;
     switch ((enum kind)request->stream_kind) {
     case ARRIVAL:
         arrived(path, request);
@@ -824,10 +828,14 @@ void engine_stream_ended(Request *request)
     Py_DECREF(path);
 }
 
-int engine_stream_is_quiet(const Request *request, const struct aiordma_completion *completion)
+static int is_quiet(const Request *request, const struct aiordma_completion *completion)
 {
-    if (!request->stream || request->stream_kind != ARRIVAL)
+    const StreamPath *path = (const StreamPath *)request->poster;
+
+    if (request->stream_kind != ARRIVAL)
         return 1;
     /* Others can end the stream. */
-    return !request->stream->uses_words && completion->immediate >> VALUE_BITS == DATA;
+    return !path->uses_words && completion->immediate >> VALUE_BITS == DATA;
 }
+
+static const struct engine_poster stream_calls = {.ended = ended, .is_quiet = is_quiet};

@@ -1,0 +1,28 @@
+/* The in-flight table: the entries of requests, by slot and generation. */
+#ifndef AIORDMA_ENGINE_IN_FLIGHT_H
+#define AIORDMA_ENGINE_IN_FLIGHT_H
+
+#include "given.h"
+
+typedef struct {
+    PyObject *entry;
+    uint32_t generation;
+    uint32_t next_free;
+} Slot;
+
+typedef struct {
+    PyObject_HEAD Slot *slots;
+    uint32_t used, capacity, first_free, live;
+    uint32_t first_generation; /* of a new slot */
+} Table;
+
+extern PyTypeObject engine_table_type;
+
+/* Returns the wr_id, 0 with an exception. */
+uint64_t engine_table_add(Table *table, PyObject *entry);
+/* Returns a borrowed reference, and leaves the entry in the table. NULL: it is not in flight. */
+PyObject *engine_table_find(const Table *table, uint64_t wr_id);
+/* Removes the entry from the table, and returns a new reference. NULL: it is not in flight. */
+PyObject *engine_table_take(Table *table, uint64_t wr_id);
+
+#endif

@@ -1,0 +1,9 @@
+/* The type of a stream's data path. */
+#ifndef AIORDMA_ENGINE_STREAM_TYPE_H
+#define AIORDMA_ENGINE_STREAM_TYPE_H
+
+#include "given.h"
+
+extern PyTypeObject engine_stream_type;
+
+#endif

@@ -1,0 +1,47 @@
+/* A task's wait on an asyncio loop. */
+#ifndef AIORDMA_ENGINE_WAIT_H
+#define AIORDMA_ENGINE_WAIT_H
+
+#include "given.h"
+
+enum waiter_state { WAITING, WOKEN, CANCELLED };
+
+/* The functions that a waiter calls on the object that it awaits. */
+struct engine_awaited {
+    int (*has_ended)(PyObject *awaited);
+    PyObject *(*result)(PyObject *awaited);
+    void (*forget)(PyObject *awaited, PyObject *waiter);
+};
+
+typedef struct {
+    PyObject_HEAD PyObject *loop, *callback, *context, *message;
+    PyObject *awaited; /* NULL: the waiter only waits for its wake-up */
+    const struct engine_awaited *calls;
+    char state, blocking;
+    char pauses; /* the task suspends once, for other tasks, though the awaited object has ended */
+} Waiter;
+
+extern PyTypeObject engine_waiter_type;
+
+Waiter *engine_waiter(PyObject *loop);
+void engine_await(Waiter *waiter, PyObject *awaited, const struct engine_awaited *calls);
+int engine_wake(Waiter *waiter);
+/* Collect the waiters that are woken from now on, until engine_run_woken runs their tasks. */
+void engine_collect_woken(PyObject *list);
+int engine_run_woken(PyObject *list);
+/* Call a function while no task runs, and then run the tasks that it has woken. */
+PyObject *engine_call_then_run(PyObject *function);
+/*
+ * `throw` and `close` of an awaitable that awaits another one, `inner`, or NULL. The caller holds a
+ * reference to it.
+ */
+PyObject *engine_throw_into(PyObject *inner, PyObject *arguments);
+PyObject *engine_close_inner(PyObject *inner);
+/* Take the reference of a result, and raise StopIteration with it. Returns NULL. */
+PyObject *engine_stop_iteration(PyObject *result);
+/* What `send` and `__next__` return after a step: its result, or NULL with an exception. */
+PyObject *engine_after_step(PySendResult step, PyObject *result);
+int engine_runs_here(PyObject *loop); /* whether this asyncio loop is running in this thread */
+int engine_wait_names(void);
+
+#endif
