@@ -82,15 +82,6 @@ def narrowed(text: str) -> str:
     return _ROW.sub(row, text).replace("|---|---|---|---|---|", "|---|---|---|")
 
 
-def with_bases(exception: str, text: str) -> str:
-    """Add to an exception's page a link to its reference, and its base classes."""
-    name = reference.exceptions()[exception]
-    bases = reference.bases(reference.find(name))
-    title, rest = text.split("\n", 1)
-    shown = ", ".join(f"`{base}`" for base in bases)
-    return f"{title}\n\n`aiordma.{name}`. Base classes: {shown}.\n{rest}"
-
-
 def _captioned(match: re.Match[str]) -> str:
     language, role = match.groups()
     if role == "alone":
@@ -114,13 +105,12 @@ def with_contents(pages: dict[str, str]) -> None:
     """Add the table of contents to the index pages."""
     for caption, names in NAVIGATION.items():
         pages["index"] += toctree(names, ":hidden:", f":caption: {caption}")
-    for folder in ("errors", "post-mortems", "reference"):
+    for folder in ("post-mortems", "reference"):
         index = f"{folder}/index"
         inner = [name for name in pages if name.startswith(f"{folder}/") and name != index]
         if folder == "reference":
-            inner = [f"{folder}/{key}" for key in reference.PAGES]
-        shown = ":hidden:" if folder == "errors" else ":maxdepth: 1"  # its table has them
-        pages[index] += toctree([f"/{name}" for name in inner], shown)
+            inner = [f"{folder}/{key}" for key in reference.PAGES if key != "errors"]
+        pages[index] += toctree([f"/{name}" for name in inner], ":maxdepth: 1")
 
 
 def main() -> int:
@@ -129,13 +119,14 @@ def main() -> int:
     for path in sorted((ROOT / "docs").rglob("*.md")):
         name = path.relative_to(ROOT / "docs").with_suffix("").as_posix()
         text = path.read_text()
-        if path.parent.name == "errors" and path.stem in reference.exceptions():
-            text = with_bases(path.stem, text)
         if name == "verbs":
             text = narrowed(text)
         pages[name] = for_sphinx(text)
     for key in reference.PAGES:
-        pages[f"reference/{key}"] = reference.page(key)
+        if key == "errors":
+            pages[key] += f"\n{reference.descriptions(key)}"
+        else:
+            pages[f"reference/{key}"] = reference.page(key)
     pages["reference/index"] = reference.INDEX
     pages["examples"] = examples()
     pages["changelog"] = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")

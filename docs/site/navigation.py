@@ -14,7 +14,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "shared-receive",
         "memory",
         "back-pressure",
-        "errors/index",
+        "errors",
         "dead-peers",
         "threads",
         "shutdown",
