@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
-from docs.site import reference  # noqa: E402
+from docs.site import promises, reference  # noqa: E402
 from docs.site.navigation import NAVIGATION  # noqa: E402
 
 TARGET = ROOT / "build" / "docs"
@@ -129,6 +129,7 @@ def main() -> int:
             pages[f"reference/{key}"] = reference.page(key)
     pages["reference/index"] = reference.INDEX
     pages["examples"] = examples()
+    pages["promises"] = promises.page()
     pages["changelog"] = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
     with_contents(pages)
     for old in SOURCE.rglob("*.md"):

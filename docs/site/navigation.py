@@ -38,6 +38,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "verbs-examples",
         "connection-manager",
         "guarantees",
+        "promises",
         "fault-model",
         "glossary",
         "changelog",

@@ -11,7 +11,7 @@ from tests.unit.sources import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-GENERATED = {"reference/index", "changelog", "examples"}
+GENERATED = {"reference/index", "changelog", "examples", "promises"}
 FOLDERS = ("post-mortems",)
 """Folders whose index lists all of their pages."""
 
