@@ -625,7 +625,7 @@ class RdmaConnectionError(RdmaError, builtins.ConnectionError):
 
 
 class AddressError(RdmaConnectionError):
-    """No RDMA device reaches the address, or the name does not resolve. Nothing was contacted.
+    """No RDMA device reaches the address, or the name does not resolve. No peer was contacted.
     `aiordma doctor ADDRESS` says which device would be used, and why; check the name with `getent
     hosts NAME` and the route with `ip route get ADDRESS`. With `device="mlx5_0"`, another interface
     may have the route; without `device=`, aiordma uses the software device if no RDMA device
@@ -653,8 +653,8 @@ class RouteError(RdmaConnectionError):
 class UnreachableError(RdmaConnectionError):
     """The peer's connection manager did not answer: its machine is down or has no RDMA connection
     manager (the module rdma_cm), or a firewall drops the packets. Check `aiordma info` at the peer,
-    and open UDP port 4791 for RoCE v2 or the listener's TCP port for iWARP. The software device
-    speaks iWARP over TCP, not RoCE, so both sides have to use it."""
+    and open UDP port 4791 for RoCE v2 or the listener's TCP port for iWARP. Both sides need the
+    same kind of device: the software device speaks iWARP over TCP, not RoCE."""
 
     _usual_errno = errno_module.ETIMEDOUT
 
