@@ -262,8 +262,8 @@ soak: venv
 	.venv/bin/pip install -qq --no-build-isolation --config-settings editable_mode=compat -e '.[test,lint,bench]'
 	@touch $@
 
-# Fetches the tests, runs them, and writes docs/streams-suites.md and the tables at the ends of
-# docs/dask.md and docs/valkey.md.
+# Fetches the tests, runs them, writes the results into build/suites, and summaries into
+# docs/streams-suites.md, docs/dask.md and docs/valkey.md.
 suites: venv
 	@.venv/bin/python -m tests.suites run --write
 

@@ -85,8 +85,9 @@ __all__ = (
 
 
 class RdmaError(Exception):
-    """Base class of aiordma's exceptions. It can be pickled, together with a cause that is an
-    RdmaError."""
+    """Base class of aiordma's exceptions. It is never raised itself. It does not include Python's
+    TypeError, ValueError and IndexError, which report invalid arguments. An RdmaError can be
+    pickled, together with a cause that is an RdmaError."""
 
     _usual_errno: ClassVar[int | None] = None
     """The `errno` of an error that has none of its own: that of a socket's error with the same
@@ -155,54 +156,79 @@ def cause_text(error: BaseException) -> str:
 
 
 class NotSupportedError(RdmaError):
-    """The device or the installed library lacks a capability. The message names both."""
+    """The device or the installed library lacks a capability; the message names both. Nothing was
+    posted, and the connection keeps working. Use another operation, such as a message after a WRITE
+    where the device has no immediate data: docs/devices.md lists what each device supports."""
 
 
 class NoDeviceError(RdmaError, builtins.ConnectionError):
-    """There is no RDMA device, or rdma-core is not installed. The message says how to get one. Also
-    a builtin ConnectionError, for programs that catch the errors of sockets."""
+    """There is no such RDMA device, or rdma-core or the kernel's RDMA is missing. The message lists
+    the devices that exist and the command that installs what is missing; `aiordma doctor` says
+    more. Without `device=`, aiordma uses the software device. Also a builtin ConnectionError, for
+    programs that catch the errors of sockets."""
 
 
 class DeviceRequirementError(NoDeviceError):
-    """The device that would be used is of a class that `device=` or AIORDMA_DEVICE permits: usually
-    the software device, because no RDMA device reaches the address. The message says why."""
+    """`device=` or AIORDMA_DEVICE does not permit the device that would be used: usually the
+    software device, because no RDMA device reaches the address. No peer was contacted. The message
+    says why no RDMA device can be used, and `aiordma doctor ADDRESS` says what to do
+    (docs/devices.md). If a name has several addresses, the reason holds for each of them."""
 
 
 class ClosedError(RdmaError, anyio.ClosedResourceError):
-    """An object was used after it was closed."""
+    """An object was used after it was closed, usually by a task that still ran when the program
+    closed the connection. The call did nothing. Cancel such tasks before the close, or treat this
+    error as their end. A region whose `reregister` has failed halfway counts as closed. Also
+    anyio's ClosedResourceError, and not a ConnectionError."""
 
 
 class BusyError(RdmaError, anyio.BusyResourceError):
-    """The device or another task is using the object."""
+    """The object is in use: a request in flight or a memory window uses the region, connections use
+    the domain or the shared receive queue, another task already receives or waits, or views hold
+    all receive buffers. The call changed nothing. Await the requests or close what uses the object,
+    then call again; let one task receive, and pass each message on. Also anyio's
+    BusyResourceError."""
 
     def __init__(self, message: str) -> None:
         Exception.__init__(self, message)  # anyio's constructor makes another text
 
 
 class QueueFullError(RdmaError, anyio.WouldBlock):
-    """The work queue is full. Nothing was posted: await a request, then post again."""
+    """The work queue is full: `max_send_wr` requests are in flight, or `max_recv_wr` receives are
+    posted. Nothing was posted. Await a request, then post again, or use the coroutines (`send`,
+    `write`, `read`), which wait for a slot (docs/back-pressure.md). Also anyio's WouldBlock."""
 
 
 class NotPostedError(RdmaError):
-    """The request was collected for a chain that was not posted. `__cause__` is the error that
-    ended the chain's block, or the post."""
+    """The request was collected for a chain that was not posted, because the chain's block raised
+    or the post failed. `__cause__` is that error, which the block raised, too: handle that one. The
+    peer got nothing of the chain, the request holds no memory and no slot, and the connection keeps
+    working unless the cause has ended it."""
 
 
 class ForkError(RdmaError):
-    """A forked child used an object of its parent. Nothing was done: open the object in the
-    child."""
+    """A forked child used an object of its parent, or it connects or listens although the parent
+    has used a real device, which the kernel refuses to a child. Nothing was done. Open the
+    connections in the child, and start it with multiprocessing's "spawn" or "forkserver", or before
+    the first use of a real device."""
 
 
 class EventLoopError(RdmaError, RuntimeError):
     """An object was used outside of its event loop: from another thread, in another loop, or after
-    its loop has ended. The message names the object and its loop. Nothing was posted."""
+    its loop has ended. The message names the object and its loop. Nothing was posted. Call from
+    another thread with `loop.call_soon_threadsafe`, `anyio.from_thread.run` or
+    `trio.from_thread.run_sync`, and open one connection for each loop (docs/threads.md)."""
 
 
 class VerbsCallError(RdmaError, OSError):
-    """A call into libibverbs or librdmacm failed.
+    """A call into libibverbs or librdmacm failed: a limit was reached (ENOMEM, EMFILE), an address
+    or port is not available (EADDRNOTAVAIL, EADDRINUSE), an attribute is wrong (EINVAL), or the
+    user may not open the nodes in /dev/infiniband (EACCES). The text names the limit or the
+    attribute if it is known; `aiordma doctor` checks all of this. If a post raises it, the request
+    was not posted, unless `was_taken`. If a close raises it with EBUSY, close again later; after
+    any other refusal the object stays for the life of the process (docs/fault-model.md).
 
-    `errno` is C's, and `call` is the function's name in the man pages. If the limit or attribute at
-    fault is known, the text names it.
+    `errno` is C's, and `call` is the function's name in the man pages.
     """
 
     call: str
@@ -217,7 +243,8 @@ class VerbsCallError(RdmaError, OSError):
 
 
 class PartialPostError(VerbsCallError):
-    """The device refused a request of a chain, after it had accepted the previous ones.
+    """The device refused a request of `chain()` or of `post_srq_recv` after it had accepted the
+    previous ones: its queue is full, or an argument does not suit the device.
 
     `refused` is the index of the refused request (C's bad_wr). This request and all later ones were
     not posted, and hold nothing. `posted` are the earlier requests, which are in flight: await
@@ -232,9 +259,9 @@ class PartialPostError(VerbsCallError):
 
 
 class DeviceEventError(RdmaError, builtins.ConnectionError, anyio.BrokenResourceError):
-    """The device reported a failure by an asynchronous event.
-
-    It ends connections, so it is also a builtin ConnectionError.
+    """The device reported by an asynchronous event that a queue pair, a completion queue or the
+    device itself failed, and the connection has ended. Open new connections; after DEVICE_FATAL the
+    driver has to reset the device (see the kernel's log). Also a builtin ConnectionError.
 
     `event` is the event (man ibv_get_async_event), `what` names the object that failed.
     """
@@ -248,26 +275,24 @@ class DeviceEventError(RdmaError, builtins.ConnectionError, anyio.BrokenResource
 
 
 class NoMemoryError(RdmaError, builtins.ConnectionError, anyio.BrokenResourceError):
-    """This process had no memory for a step that a connection needs, so the connection has ended.
-
-    It is also a builtin ConnectionError. It is no MemoryError.
-    """
+    """This process had no memory for a step that a connection needs and that no call of the program
+    could report, so the connection has ended. `__cause__` is the error of the step, if there is
+    one. Give the process more memory, or use fewer connections or smaller `receive_buffers=` and
+    `receive_size=`, then open a new connection. Also a builtin ConnectionError, and not a
+    MemoryError: a call that finds no memory raises that, and usually the connection keeps
+    working."""
 
     _usual_errno = errno_module.ENOMEM
 
 
 class PeerGoneError(RdmaError, builtins.ConnectionError):
-    """The peer of an established connection has gone. This is the base class of all errors that
-    say so, except the EndOfStream of `receive` after a disconnect, also of a killed peer:
-
-    - DisconnectedError: the peer, or its kernel, closed the connection.
-    - RetryExceededError: the peer's device acknowledged nothing for too long. `keepalive` ends idle
-      connections with it.
-    - PeerFlushedError: a request was flushed because of one of these.
-
-    A request that fails with it may have been executed by the peer's device, and may not have been.
-    Also a builtin ConnectionError.
-    """
+    """The peer of an established connection has gone. Base class of DisconnectedError (the peer or
+    its kernel disconnected), RetryExceededError (the peer's device acknowledges nothing),
+    PeerFlushedError (a request was flushed because of one of these) and DeviceRemovedError. A
+    request that fails with it may or may not have been executed by the peer's device. Catch it
+    together with EndOfStream, which `receive` raises instead after a disconnect, also of a killed
+    peer; then connect again. Set `keepalive=` if a side is idle or only receives
+    (docs/dead-peers.md). Also a builtin ConnectionError."""
 
     _usual_errno = errno_module.ECONNRESET
 
@@ -277,8 +302,10 @@ class PeerGoneError(RdmaError, builtins.ConnectionError):
 
 
 class WorkCompletionError(RdmaError, builtins.ConnectionError, anyio.BrokenResourceError):
-    """A posted work request failed. The queue pair is then in the error state and the connection
-    has ended, so this is also a builtin ConnectionError.
+    """A posted work request failed: the device completed it with another status than success. The
+    queue pair is then in the error state and the connection has ended, so this is also a builtin
+    ConnectionError. Close the connection and open a new one. All other requests fail with
+    FlushedError, whose `__cause__` is the first error.
 
     `status`, `vendor_err` and `qp_num` are fields of the work completion; no other field of a
     failed completion is valid (man ibv_poll_cq). `request` describes the request. The text names
@@ -315,8 +342,10 @@ class WorkCompletionError(RdmaError, builtins.ConnectionError, anyio.BrokenResou
 
 
 class LocalLengthError(WorkCompletionError):
-    """A message is longer than the receive that it consumed, or a length exceeds the device's
-    limit."""
+    """The peer's message is longer than the receive that it consumed, or a request is longer than
+    the device's limit (`max_msg_sz`). The connection has ended. Use a larger `receive_size=` (of a
+    shared receive queue: `buffer_size=`), or let the peer describe large data in a message, and
+    READ it. rxe reports some of these as LocalQueuePairError."""
 
     _statuses = (Status.LOC_LEN_ERR,)
     meaning = (
@@ -327,8 +356,12 @@ class LocalLengthError(WorkCompletionError):
 
 
 class LocalQueuePairError(WorkCompletionError):
-    """The queue pair could not process the request. rxe also reports some local access errors
-    so."""
+    """The local queue pair could not process the request, and the connection has ended. rxe reports
+    some local errors this way, such as a message that is longer than its receive, and a network
+    interface that is down. With the synchronous verbs, the request may not suit the queue pair's
+    type or state. Check `receive_size=` and the interface (`ip link`), then `vendor_err` and the
+    kernel's log. The status does not tell these causes apart, so this is not a PeerGoneError: give
+    `reconnecting` a `retry_on=`."""
 
     _statuses = (Status.LOC_QP_OP_ERR, Status.LOC_EEC_OP_ERR)
     meaning = (
@@ -339,7 +372,9 @@ class LocalQueuePairError(WorkCompletionError):
 
 class LocalProtectionError(WorkCompletionError):
     """A local buffer is not registered, belongs to another protection domain, is not inside its
-    region, or its region does not permit the operation."""
+    region, or its region does not permit the operation (a READ or a receive needs LOCAL_WRITE). The
+    connection has ended. The methods of `Connection` check this before they post, so with them the
+    usual reason is a mapped file that was truncated while it was registered."""
 
     _statuses = (Status.LOC_PROT_ERR,)
     meaning = (
@@ -349,7 +384,11 @@ class LocalProtectionError(WorkCompletionError):
 
 
 class LocalAccessError(WorkCompletionError):
-    """This side's device could not carry out what a peer's message asks of local memory."""
+    """This side's device could not carry out what a peer's message asks of local memory, and the
+    connection has ended: the message invalidates an rkey that is unknown here or cannot be
+    invalidated (the peer gets RemoteAccessError), or a WRITE with immediate data met a protection
+    error. Correct the peer: it may invalidate only the rkey of a window that this side has bound,
+    and each rkey once."""
 
     _statuses = (Status.LOC_ACCESS_ERR,)
     meaning = (
@@ -360,8 +399,10 @@ class LocalAccessError(WorkCompletionError):
 
 
 class RemoteInvalidRequestError(WorkCompletionError):
-    """The peer's device refused the request as invalid, usually because its receive was too
-    small."""
+    """The peer's device refused the request as invalid: the message is longer than the receive that
+    it consumed there, the peer's device or queue pair does not accept the operation, or an atomic's
+    memory is not aligned to 8 bytes. The connection has ended. Agree on `receive_size=` with the
+    peer, and move longer data with READ or WRITE (docs/one-sided.md)."""
 
     _usual_errno = errno_module.ECONNRESET
 
@@ -374,9 +415,12 @@ class RemoteInvalidRequestError(WorkCompletionError):
 
 
 class RemoteAccessError(WorkCompletionError):
-    """The peer's device refused an access: wrong rkey, out of bounds, or not permitted. This also
-    happens when the peer's process ends, because the kernel deregisters its memory before it
-    disconnects."""
+    """The peer's device refused the access: the rkey is unknown, revoked or of another protection
+    domain, its grant has ended, the range lies outside the region, or the region does not permit
+    the operation. The connection has ended. This also happens when the peer's process ends, because
+    the kernel deregisters its memory before it disconnects. Register with the access that the peer
+    needs, and let the peer report that it is done before you close a region or leave a grant's
+    block. On siw, a refused access is a DisconnectedError."""
 
     _usual_errno = errno_module.ECONNRESET
 
@@ -390,7 +434,8 @@ class RemoteAccessError(WorkCompletionError):
 
 class RemoteOperationError(WorkCompletionError):
     """The peer's device could not execute the operation, or gave an answer that does not belong to
-    it."""
+    it (IBV_WC_BAD_RESP_ERR). The connection has ended. rxe also reports a message that is longer
+    than the peer's receive this way. Check the peer's `receive_size=` and its kernel log."""
 
     _usual_errno = errno_module.ECONNRESET
 
@@ -403,7 +448,11 @@ class RemoteOperationError(WorkCompletionError):
 
 
 class RetryExceededError(WorkCompletionError, PeerGoneError):
-    """The peer stopped acknowledging: the peer or the network failed.
+    """The peer did not acknowledge the request within all retries: its machine or the network
+    failed, or `retry_count` and `ack_timeout` are so small that one lost packet is enough. The
+    connection has ended; treat the peer as gone. The request may or may not have been executed. The
+    text has the time limit that was in force: raise `peer_timeout=` (or `ack_timeout=`) if the peer
+    is only slow.
 
     `retry_count` and `ack_timeout` are the connection's (see ConnectionOptions), None if they are
     not known.
@@ -467,18 +516,22 @@ def _unacknowledged(retry_count: int, ack_timeout: int) -> str:
 
 
 class ReceiverNotReadyError(WorkCompletionError):
-    """The peer had no receive posted for longer than rnr_retry_count allows: the peer's own, or
-    this side's on a queue pair of `open_queue_pair`."""
+    """The peer had no receive posted for longer than `rnr_retry_count` allows, and the connection
+    has ended. Each side sets this limit for the sends of the other side, and on a queue pair of
+    `open_queue_pair` for its own. aiordma's default, 7, sets no limit; a C program that leaves it
+    at 0 permits no wait. Let the peer post more receives, or earlier (before it accepts), or set
+    the count to 7, and bound the messages in flight (docs/back-pressure.md)."""
 
     _statuses = (Status.RNR_RETRY_EXC_ERR,)
     meaning = "the peer had no receive posted within all RNR retries"
 
 
 class FlushedError(WorkCompletionError):
-    """The queue pair entered the error state, or was closed, before the request completed.
-
-    `__cause__` is the first error that was not a flush, if there is one. The text includes it.
-    """
+    """The queue pair failed or was closed before the request completed. `__cause__` is the first
+    error that was not a flush, if there is one, and the text includes it: look at that one. The
+    request may or may not have been executed. Its memory is free again, unless the text says that
+    the driver refused to destroy the queue pair. A receive that is left when the connection ends
+    fails this way, which is normal."""
 
     _statuses = (Status.WR_FLUSH_ERR,)
     meaning = "it was flushed, because the queue pair had failed or was closed"
@@ -493,11 +546,9 @@ class FlushedError(WorkCompletionError):
 
 
 class PeerFlushedError(FlushedError, PeerGoneError):
-    """A request was flushed because the peer has gone.
-
-    `__cause__` is the PeerGoneError that ended the connection. It is None if an iWARP device
-    flushed the request before the connection manager reported the disconnect.
-    """
+    """A request was flushed because the peer has gone: catch PeerGoneError. The request may or may
+    not have been executed. `__cause__` is the PeerGoneError that ended the connection; it is None
+    if an iWARP device flushed the request before the connection manager reported the disconnect."""
 
     _usual_errno = errno_module.ECONNRESET
 
@@ -553,7 +604,10 @@ def completion_error(
 
 
 class RdmaConnectionError(RdmaError, builtins.ConnectionError):
-    """The peer, or the path to it, failed. Also a builtin ConnectionError."""
+    """The peer, or the path to it, failed, or the driver refused a call while a connection was
+    opened (`errno` is then the call's). Base class of the errors of the usual steps: AddressError,
+    RouteError, UnreachableError, RejectedError, ConnectTimeoutError. The text names the step and
+    the limit. Raise the limit, or try again after a pause. Also a builtin ConnectionError."""
 
     @classmethod
     def _of_call(cls, what: str, error: VerbsCallError) -> Self:
@@ -571,7 +625,11 @@ class RdmaConnectionError(RdmaError, builtins.ConnectionError):
 
 
 class AddressError(RdmaConnectionError):
-    """No RDMA device reaches the address, or the address does not resolve."""
+    """No RDMA device reaches the address, or the name does not resolve. No peer was contacted.
+    `aiordma doctor ADDRESS` says which device would be used, and why; check the name with `getent
+    hosts NAME` and the route with `ip route get ADDRESS`. With `device="mlx5_0"`, another interface
+    may have the route; without `device=`, aiordma uses the software device if no RDMA device
+    reaches the address."""
 
     is_unreached = False
     """Whether the cause is that no RDMA device reaches the address."""
@@ -585,23 +643,36 @@ class AddressError(RdmaConnectionError):
 
 
 class RouteError(RdmaConnectionError):
-    """The address was resolved, but no route to it was found."""
+    """The address was resolved, but no route to it was found: on InfiniBand the subnet manager has
+    no path to the peer; on RoCE the neighbour does not answer (ARP), or the interface is down.
+    Check `ping ADDRESS`, `ip neighbour` and `rdma link`, and on InfiniBand `sminfo`."""
 
     _usual_errno = errno_module.EHOSTUNREACH
 
 
 class UnreachableError(RdmaConnectionError):
-    """The peer's connection manager did not answer."""
+    """The peer's connection manager did not answer: its machine is down or has no RDMA connection
+    manager (the module rdma_cm), or a firewall drops the packets. Check `aiordma info` at the peer,
+    and open UDP port 4791 for RoCE v2 or the listener's TCP port for iWARP. Both sides need the
+    same kind of device: the software device speaks iWARP over TCP, not RoCE."""
 
     _usual_errno = errno_module.ETIMEDOUT
 
 
 class MulticastError(RdmaConnectionError):
-    """A multicast group could not be joined, or the network ended the membership."""
+    """A multicast group could not be joined, or the network ended the membership: the subnet
+    manager refused the group, or the interface has no multicast or lost its address. Check that the
+    address is a group (IPv4: 224.0.0.0/4) and that `ip link` shows MULTICAST, then join again."""
 
 
 class RejectedError(RdmaConnectionError, ConnectionRefusedError):
-    """The peer, or its connection manager, rejected the connection.
+    """The peer, or its connection manager, rejected the connection. Usually no program listens on
+    the port. Otherwise the peer's program called `reject`, the listener's backlog is full, a server
+    of streams does not serve yet, or the program there does not speak iWARP; the text says which.
+    Check the address, the port and the kind of device of both sides: a client on RoCE does not find
+    a server on the software device (`rdma resource show cm_id` lists the ports of RDMA devices,
+    `ss` does not). If the backlog was full, try again after a pause, or give the listener a larger
+    `backlog=`. Also a builtin ConnectionRefusedError.
 
     `private_data` is the data that the peer's program sent with the rejection (it may be
     zero-padded). `reason` is the CM's number (InfiniBand spec, table of REJ reasons; on iWARP an
@@ -616,7 +687,12 @@ class RejectedError(RdmaConnectionError, ConnectionRefusedError):
 
 
 class ConnectTimeoutError(RdmaConnectionError, TimeoutError):
-    """A step of connecting took longer than its timeout. The message names the step."""
+    """A step of connecting took longer than `timeout=`, 30 s by default. The message names the
+    step. Usually the peer's program has not accepted in time: a blocked event loop accepts nothing,
+    so let the server run what blocks in a worker thread, and call `serve` or `accept` all the time.
+    On iWARP, the peer may be a plain TCP server that waits for its client, such as Redis: name the
+    hosts to reach over RDMA in AIORDMA_STREAM_HOSTS (docs/streams.md). Also a builtin
+    ConnectionError and TimeoutError."""
 
     _usual_errno = errno_module.ETIMEDOUT
 
@@ -624,18 +700,25 @@ class ConnectTimeoutError(RdmaConnectionError, TimeoutError):
 class DisconnectedError(
     PeerGoneError, RdmaConnectionError, ConnectionResetError, anyio.BrokenResourceError
 ):
-    """The peer closed the connection, or broke it. Also a builtin ConnectionResetError."""
+    """The peer closed the connection or broke it, and this side then posted, or waited for
+    something other than a message (`receive` raises EndOfStream after an orderly end). On siw, a
+    refused access or a message without a receive ends the connection this way, too. Connect again,
+    and repeat only what may happen twice. Also a builtin ConnectionResetError."""
 
     _usual_errno = errno_module.ECONNRESET
 
 
 class DeviceRemovedError(DisconnectedError):
-    """The RDMA device was removed while the connection used it."""
+    """The RDMA device was removed while the connection used it: the driver was unloaded, `rdma link
+    delete` was called, or the card was unplugged. Close what used the device, and connect again:
+    aiordma then chooses a device for the address anew."""
 
 
 class StreamProtocolError(RdmaConnectionError, anyio.BrokenResourceError):
-    """The peer of a stream does not use rsockets' protocol, or violates it. The message has what
-    arrived, and what is permitted."""
+    """The peer of a stream does not use rsockets' protocol, or violates it, and the stream has
+    ended. The peer may use `aiordma.connect`, which sends messages, or another version, or send
+    lengths or grants that are not permitted. The message has what arrived and what is permitted.
+    Use `aiordma.streams` or rsockets on both sides."""
 
     _usual_errno = errno_module.EPROTO
 

@@ -169,7 +169,7 @@ class ConnectionOptions:
             peer's device acknowledges, so that a peer that has vanished is detected within
             keepalive + peer_timeout also if this side only receives. None: no keepalive. It says
             nothing about the peer's program: its device, or its kernel, answers also while the
-            program is stopped (docs/guarantees.md). The WRITE has an entry of its own in the
+            program is stopped (docs/dead-peers.md). The WRITE has an entry of its own in the
             queues, beyond max_send_wr and cqe. It needs ack_timeout > 0.
         comp_vector: index of the completion vector (interrupt) of the connection's completion
             queue, 0..`connection.context.num_comp_vectors` - 1. The queue serves all queue pairs

@@ -174,8 +174,8 @@ def _message_receives(depth: int) -> int:
 
 def _view_receives(work: Workload) -> int:
     # A sender can be far ahead of the server: iWARP ends a connection that has no receive left.
-    # Large messages come slowly, and many blocks of them miss the processor's cache
-    # (docs/benchmark-results.md).
+    # Large messages come slowly, and many blocks of them miss the processor's cache (the row
+    # software/views/65536/in_c of `make bench`).
     enough = _message_receives(work.depth)
     return max(enough, min(_taken_receives(work.depth), VIEWED_BYTES // work.size))
 

@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
-from docs.site import reference  # noqa: E402
+from docs.site import promises, reference  # noqa: E402
 from docs.site.navigation import NAVIGATION  # noqa: E402
 
 TARGET = ROOT / "build" / "docs"
@@ -92,15 +92,6 @@ def narrowed(text: str) -> str:
     return _ROW.sub(row, text).replace("|---|---|---|---|---|", "|---|---|---|")
 
 
-def with_bases(exception: str, text: str) -> str:
-    """Add to an exception's page a link to its reference, and its base classes."""
-    name = reference.exceptions()[exception]
-    bases = reference.bases(reference.find(name))
-    title, rest = text.split("\n", 1)
-    shown = ", ".join(f"`{base}`" for base in bases)
-    return f"{title}\n\n`aiordma.{name}`. Base classes: {shown}.\n{rest}"
-
-
 def _captioned(match: re.Match[str]) -> str:
     language, role = match.groups()
     if role == "alone":
@@ -124,13 +115,12 @@ def with_contents(pages: dict[str, str]) -> None:
     """Add the table of contents to the index pages."""
     for caption, names in NAVIGATION.items():
         pages["index"] += toctree(names, ":hidden:", f":caption: {caption}")
-    for folder in ("cookbook", "errors", "post-mortems", "reference"):
+    for folder in ("cookbook", "post-mortems", "reference"):
         index = f"{folder}/index"
         inner = [name for name in pages if name.startswith(f"{folder}/") and name != index]
         if folder == "reference":
-            inner = [f"{folder}/{key}" for key in reference.PAGES]
-        has_table = folder in ("cookbook", "errors")
-        shown = ":hidden:" if has_table else ":maxdepth: 1"
+            inner = [f"{folder}/{key}" for key in reference.PAGES if key != "errors"]
+        shown = ":hidden:" if folder == "cookbook" else ":maxdepth: 1"  # it has a table
         pages[index] += toctree([f"/{name}" for name in inner], shown)
 
 
@@ -140,15 +130,17 @@ def main() -> int:
     for path in sorted((ROOT / "docs").rglob("*.md")):
         name = path.relative_to(ROOT / "docs").with_suffix("").as_posix()
         text = path.read_text()
-        if path.parent.name == "errors" and path.stem in reference.exceptions():
-            text = with_bases(path.stem, text)
         if name == "verbs":
             text = narrowed(text)
         pages[name] = for_sphinx(text)
     for key in reference.PAGES:
-        pages[f"reference/{key}"] = reference.page(key)
+        if key == "errors":
+            pages[key] += f"\n{reference.descriptions(key)}"
+        else:
+            pages[f"reference/{key}"] = reference.page(key)
     pages["reference/index"] = reference.INDEX
     pages["examples"] = examples()
+    pages["promises"] = promises.page()
     for name in ("changelog", "contributing"):
         pages[name] = (ROOT / f"{name.upper()}.md").read_text().replace("](docs/", "](")
     with_contents(pages)

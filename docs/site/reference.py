@@ -26,8 +26,7 @@ __all__ = (
     "INDEX",
     "INTEGRATIONS",
     "PAGES",
-    "bases",
-    "exceptions",
+    "descriptions",
     "find",
     "is_constructed",
     "is_ours",
@@ -157,8 +156,8 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ),
     ),
     "errors": (
-        "Exceptions",
-        "[Errors](../errors/index.md) has a page for each: why it comes, and what to do.",
+        "Errors",
+        "",
         (
             "RdmaError",
             "RdmaConnectionError",
@@ -291,6 +290,7 @@ INDEX = """# API reference
 Each public class and function of aiordma, from its docstring. A docstring is a contract: what the
 call does, its arguments, with units and defaults, what it raises, and what remains after a
 cancellation. `help(aiordma.connect)` prints the same.
+[Errors](../errors.md) describes the exceptions.
 """
 
 _HEADER = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Cancellation|See): ?(.*)")
@@ -314,23 +314,20 @@ def public_names() -> set[str]:
     return names
 
 
-def exceptions() -> dict[str, str]:
-    """Return the public name of each exception by the name of its class, which its page has."""
-    found = {}
-    for name in public_names():
-        thing = find(name)
-        if isinstance(thing, type) and issubclass(thing, BaseException) and is_ours(thing):
-            found[thing.__name__] = name
-    return found
-
-
 def page(key: str) -> str:
     """Return the Markdown of a page."""
-    title, introduction, names = PAGES[key]
+    title, introduction, _ = PAGES[key]
+    parts = [f"# {title}", introduction, descriptions(key)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def descriptions(key: str) -> str:
+    """Return the Markdown that describes the names of a page."""
+    title, _, names = PAGES[key]
     modules = {name.rpartition(".")[0] for name in names}
     module = modules.pop() if len(modules) == 1 else ""
     current = f"aiordma.{module}".rstrip(".")
-    parts = [f"# {title}", introduction, f"```{{py:currentmodule}} {current}\n```"]
+    parts = [f"```{{py:currentmodule}} {current}\n```"]
     for name in names:
         if name != title:
             parts.append(f"## {name.split('.')[-1]}")
@@ -338,7 +335,7 @@ def page(key: str) -> str:
     text = "\n\n".join(part for part in parts if part) + "\n"
     if module:
         text = re.sub(rf"^(::::{{py:\w+}} ){re.escape(module)}\.", r"\1", text, flags=re.MULTILINE)
-    return re.sub(r"(?<!\]\()(?<![`/])docs/([\w-]+\.md)", r"[](../\1)", text)
+    return re.sub(r"(?<!\]\()(?<![`/])docs/([\w-]+\.md)", r"[](/\1)", text)
 
 
 # -- what is described ----------------------------------------------------------------------------

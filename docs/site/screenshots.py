@@ -3,9 +3,9 @@
     make docs
     .venv/bin/python docs/site/screenshots.py [PAGE...]
 
-A PAGE is a name such as `index` or `errors/index`; without any, a selection is taken. The pictures
-are in build/docs/screenshots. It needs Debian's package chromium-headless-shell, or chromium, and
-opens no page but the site's own files.
+A PAGE is a name such as `index` or `reference/options`; without any, a selection is taken. The
+pictures are in build/docs/screenshots. It needs Debian's package chromium-headless-shell, or
+chromium, and opens no page but the site's own files.
 """
 
 import shutil
@@ -25,8 +25,7 @@ PAGES = (
     "choosing",
     "verbs",
     "verbs-examples",
-    "errors/index",
-    "errors/ValkeyProtocolError",
+    "errors",
     "reference/index",
     "reference/options",
     "reference/connection",

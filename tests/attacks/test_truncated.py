@@ -35,7 +35,7 @@ async def serve_file(ready: Ready) -> None:
         await listener.serve(serve)
 
 
-@pytest.mark.promise("A file that is truncated while it is registered")
+@pytest.mark.promise("A truncated file fails only its requests")
 @pytest.mark.parametrize("access", ["small_write", "large_write", "read"])
 def test_truncated_file_fails_the_access(access: str) -> None:
     with Victim(serve_file) as victim, GoodClient(victim.port) as client:

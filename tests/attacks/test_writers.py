@@ -4,7 +4,7 @@ What this proves: a client whose messages do not come back within a minute each,
 cut off or not served, and a victim that ends, fail the test. What it does not prove: that the lock
 of the device is handed over in turn. A lock without turns only makes the client slower; by how much
 depends on the machine, and no test asserts times. tests/native/turns.c proves the turns by counting
-them; docs/benchmark-results.md has the event loop's lag beside writers, measured.
+them; the row software/lag_beside_writers of `make bench` measures the event loop's lag.
 """
 
 from contextlib import ExitStack

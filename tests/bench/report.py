@@ -107,7 +107,7 @@ def places(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table as docs/benchmark-results.md has it."""
+    """Return the table of bench.md."""
     words = {True: "yes", False: "**no**", None: ""}
     lines = [
         "| row | value | reference | ratio | ratios of the rounds | goal | met |",

@@ -79,7 +79,7 @@ async def test_late_peer_is_for_the_next_accept() -> None:
         assert len(handshakes_of(listener)) == 0
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 @slow
 async def test_cancelled_accept_leaves_its_handshake() -> None:
     async with listen() as listener, silent_peer(listener.port) as late:
@@ -92,7 +92,7 @@ async def test_cancelled_accept_leaves_its_handshake() -> None:
             assert server.is_connected
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89])
 async def test_accept_cancelled_at_any_turn_loses_no_peer(turns: int) -> None:
     async with listen() as listener, anyio.create_task_group() as group:

@@ -31,7 +31,7 @@ from tests.internals import (
 pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 async def test_a_cancelled_receive_loses_no_message() -> None:
     async with connected() as (client, server):
         for i in range(10):
@@ -43,7 +43,7 @@ async def test_a_cancelled_receive_loses_no_message() -> None:
             assert await server.receive() == b"%d" % i
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 async def test_a_receive_cancelled_as_the_message_arrives_loses_none() -> None:
     async with connected() as (client, server):
         received: list[bytes] = []
@@ -75,7 +75,8 @@ async def test_a_timed_out_receive_loses_no_message() -> None:
 
 
 @pytest.mark.promise(
-    "A buffer is held until its request completes", "What remains after a cancellation"
+    "A buffer is held until its request completes",
+    "Cancellation loses no message and leaves nothing open",
 )
 async def test_a_cancelled_wait_for_a_request_leaves_it_in_flight_with_its_memory() -> None:
     async with connected(server=OWN_RECEIVES) as (client, server):
@@ -162,7 +163,7 @@ async def test_a_cancelled_send_keeps_its_copy_until_the_message_is_decided() ->
         assert free_sends(client) == client.options.max_send_wr
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 @pytest.mark.capability("rnr")
 async def test_a_cancelled_wait_for_a_slot_neither_sends_nor_leaks_it() -> None:
     options = {"options": aiordma.ConnectionOptions(max_send_wr=1)}
@@ -194,7 +195,7 @@ async def test_a_cancelled_wait_for_a_slot_neither_sends_nor_leaks_it() -> None:
         assert endpoint.work.sends.slots.free == 1
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 async def test_a_cancelled_read_may_still_write_but_only_to_its_own_buffer() -> None:
     async with connected() as (client, server):
         theirs = server.register(bytearray(b"r" * 4096), REMOTE)
@@ -244,7 +245,7 @@ STEPS = (
 )
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_connect_cancelled_at_any_step_leaves_nothing(
     step: str, attempts: list[Any]
@@ -298,7 +299,9 @@ async def test_cancelled_accept_keeps_the_listener_working() -> None:
                 await client.send(b"hello")
 
 
-@pytest.mark.promise("What remains after a cancellation", "Closing")
+@pytest.mark.promise(
+    "Cancellation loses no message and leaves nothing open", "Closing leaves nothing open"
+)
 async def test_a_cancelled_close_closes_all_the_same() -> None:
     async with await aiordma.listen(ADDRESS, 0) as listener:
 

@@ -33,7 +33,7 @@ from tests.internals import endpoint_of, identifier_of, open_on, pool_of, reques
 pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 
 
-@pytest.mark.promise("Closing")
+@pytest.mark.promise("Closing leaves nothing open")
 async def test_closing_is_idempotent_one_after_the_other_and_at_once() -> None:
     async with connected() as (client, server):
         region = client.register(bytearray(8))
@@ -225,7 +225,7 @@ def _drop(held: list[Any]) -> None:
     gc.collect()
 
 
-@pytest.mark.promise("Closing")
+@pytest.mark.promise("Closing leaves nothing open")
 @pytest.mark.parametrize("traced", [False, True])
 async def test_a_connection_that_is_dropped_is_closed_with_a_warning(traced: bool) -> None:
     with tracing() if traced else nullcontext():
@@ -276,7 +276,7 @@ def _run_uvloop(function: Any) -> None:
     anyio.run(function, backend="asyncio", backend_options={"use_uvloop": True})
 
 
-@pytest.mark.promise("Closing")
+@pytest.mark.promise("Closing leaves nothing open")
 @pytest.mark.parametrize("run", [_run_asyncio, _run_uvloop, _run_trio])
 def test_connections_left_open_at_the_end_of_a_loop_are_closed_with_a_warning(run: Any) -> None:
     kept: list[Any] = []

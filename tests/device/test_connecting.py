@@ -449,7 +449,7 @@ async def test_listener_close_rejects_waiting_requests() -> None:
         await listener.accept()
 
 
-@pytest.mark.promise("Messages")
+@pytest.mark.promise("Messages arrive whole and in order")
 @pytest.mark.capability("heard_at_once")
 async def test_what_a_peer_sent_before_it_left_is_received_even_if_it_left_at_once() -> None:
     async with await aiordma.listen(ADDRESS, 0) as listener:

@@ -70,7 +70,7 @@ async def test_many_at_once_go_as_receives_and_slots_allow() -> None:
         assert sorted(numbers) == list(range(50))
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 async def test_a_cancelled_receive_loses_nothing() -> None:
     async with sockets() as (one, other, peer):
         with anyio.move_on_after(0.05) as scope:
@@ -91,7 +91,7 @@ async def test_close_ends_a_pending_receive() -> None:
     assert not reactor_in_use()
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 async def test_what_is_cancelled_while_opening_and_resolving_leaves_nothing() -> None:
     async with await aiordma.open_datagram(ADDRESS) as other:
         for delay in (0, 0.01, 0.03):
@@ -104,7 +104,7 @@ async def test_what_is_cancelled_while_opening_and_resolving_leaves_nothing() ->
 # -- what is sent ---------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("Datagrams")
+@pytest.mark.promise("A datagram arrives whole or not at all")
 @one_loop
 async def test_every_length_up_to_the_mtu_arrives_and_no_longer_one_is_posted() -> None:
     async with sockets() as (one, other, peer):
@@ -184,7 +184,7 @@ async def test_ipv6_carries_datagrams_and_their_answers() -> None:
 # -- what is dropped ------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("Datagrams")
+@pytest.mark.promise("A datagram arrives whole or not at all")
 @one_loop
 async def test_what_finds_no_receive_is_dropped_and_later_ones_arrive() -> None:
     async with sockets(other={"receive_buffers": 2}) as (one, other, peer):
@@ -196,7 +196,7 @@ async def test_what_finds_no_receive_is_dropped_and_later_ones_arrive() -> None:
         assert (await other.receive()).data == b"later"
 
 
-@pytest.mark.promise("Datagrams")
+@pytest.mark.promise("A datagram arrives whole or not at all")
 @one_loop
 async def test_another_qkey_is_dropped() -> None:
     async with sockets() as (one, other, peer):
@@ -258,7 +258,7 @@ async def test_a_closed_socket_refuses_everything() -> None:
 # -- receives of one's own ------------------------------------------------------------------------
 
 
-@pytest.mark.promise("Datagrams")
+@pytest.mark.promise("A datagram arrives whole or not at all")
 @one_loop
 async def test_own_receives_get_the_payload_only() -> None:
     own = {"receive_buffers": 0, "options": aiordma.ConnectionOptions(max_recv_wr=2)}
@@ -300,7 +300,7 @@ async def test_one_part_is_one_that_the_payload_goes_to() -> None:
         assert buffer[:11] == b"in one part"
 
 
-@pytest.mark.promise("Datagrams")
+@pytest.mark.promise("A datagram arrives whole or not at all")
 @one_loop
 async def test_a_receive_that_will_not_do_is_refused() -> None:
     own = {"receive_buffers": 0, "options": aiordma.ConnectionOptions(max_recv_wr=1)}

@@ -81,7 +81,7 @@ def cut_loopback(**options: Any) -> Found:
 
 
 def check_times(found: Found, options: ConnectionOptions) -> None:
-    """Compare the times of the ends with the bounds that docs/guarantees.md states."""
+    """Compare the times of the ends with the bounds that docs/dead-peers.md states."""
     peer_timeout = max(retry_seconds(options.retry_count, options.ack_timeout), 1)
     for kind, (_, _, seconds) in found.items():
         if kind == "CLOSE":
@@ -120,7 +120,7 @@ def test_a_black_hole_ends_every_connection(device: DeviceUnderTest) -> None:
         assert "ack_timeout=16" in text
 
 
-@pytest.mark.promise("Reconnecting repeats no request, and names those that may have been executed")
+@pytest.mark.promise("Reconnecting retries no request")
 def test_reconnecting_outlives_a_black_hole(device: DeviceUnderTest) -> None:
     assert play(device, "reconnect") == ["RetryExceededError", "2"]
 

@@ -446,7 +446,7 @@ async def test_a_listeners_own_shared_receive_queue_is_in_its_domain() -> None:
             assert await client.receive() == SECRET
 
 
-@pytest.mark.promise("Receives of a shared receive queue")
+@pytest.mark.promise("A connection's end flushes no shared receive")
 @one_loop
 async def test_queue_for_an_accepted_domain_closes_with_its_connections() -> None:
     """The listener stays open. As long as a connection is in the domain, others share its queue."""
@@ -579,7 +579,7 @@ async def test_a_closed_domain_is_refused() -> None:
         await aiordma.connect(ADDRESS, 1, domain=domain)
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 async def test_a_cancelled_registration_leaves_nothing_in_the_domain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

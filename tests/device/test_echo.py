@@ -18,7 +18,7 @@ async def test_a_message_comes_back() -> None:
         assert await client.receive() == b"there"
 
 
-@pytest.mark.promise("Messages")
+@pytest.mark.promise("Messages arrive whole and in order")
 async def test_iteration_ends_when_the_peer_disconnects() -> None:
     async with connected() as (client, server):
         await client.send(b"1")

@@ -262,7 +262,7 @@ def texts_of(warned: list[warnings.WarningMessage]) -> list[str]:
     return [str(entry.message) for entry in warned if entry.category is ResourceWarning]
 
 
-@pytest.mark.promise("Closing")
+@pytest.mark.promise("Closing leaves nothing open")
 @pytest.mark.anyio
 async def test_a_forgotten_connection_names_its_peer_and_place(
     warned: list[warnings.WarningMessage],

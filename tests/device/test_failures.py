@@ -46,7 +46,7 @@ async def send_too_long(connection: aiordma.Connection, length: int, driver: str
         await connection.send(bytes(length))
 
 
-@pytest.mark.promise("Messages")
+@pytest.mark.promise("Messages arrive whole and in order")
 async def test_a_message_longer_than_its_receive_breaks_both_ends_with_their_errors(
     device: DeviceUnderTest,
 ) -> None:
@@ -90,7 +90,7 @@ async def test_without_rnr_retries_a_missing_receive_is_an_error() -> None:
             server.post_recv(bytearray(8))
 
 
-@pytest.mark.promise("Messages")
+@pytest.mark.promise("Messages arrive whole and in order")
 async def test_messages_sent_before_a_failure_are_received_before_its_error(
     device: DeviceUnderTest,
 ) -> None:
@@ -130,7 +130,7 @@ async def test_a_failed_connection_still_closes_and_others_can_follow() -> None:
                 await client.read_bytes(NOWHERE)
 
 
-@pytest.mark.promise("Messages")
+@pytest.mark.promise("Messages arrive whole and in order")
 @pytest.mark.parametrize("waiting_for", ["a message", "a read"])
 async def test_a_killed_peer_ends_what_waits_for_it(waiting_for: str) -> None:
     port = 7000 + os.getpid() % 1000
@@ -162,7 +162,8 @@ async def test_a_killed_peer_ends_what_waits_for_it(waiting_for: str) -> None:
 
 
 @pytest.mark.promise(
-    "A peer that has gone is a PeerGoneError, or the end of the stream", "Messages"
+    "A peer that has gone is a PeerGoneError, or the end of the stream",
+    "Messages arrive whole and in order",
 )
 async def test_end_of_stream_names_the_peer() -> None:
     async with connected() as (client, server):

@@ -32,8 +32,7 @@ BATCH = 200 if DEVICE == SOFTWARE else 10
 """At most so many rounds in one test."""
 
 LATEST = 10.0
-"""Seconds after which an end counts as one that does not come (docs/guarantees.md). It is no
-measure of speed."""
+"""Seconds after which an end counts as one that does not come. It is no measure of speed."""
 
 
 async def refused(client: aiordma.Connection, remote: RemoteMemory) -> None:
@@ -216,7 +215,9 @@ LEFT = [(way, kind) for way in WAYS for kind in REGIONS if DEVICE == SOFTWARE or
 LEFT += [] if DEVICE == SOFTWARE else [(way, "plain") for way in WAYS[1:]]
 
 
-@pytest.mark.promise("A grant's access ends with its block", "What remains after a cancellation")
+@pytest.mark.promise(
+    "A grant's access ends with its block", "Cancellation loses no message and leaves nothing open"
+)
 @pytest.mark.parametrize(("way", "kind"), LEFT)
 async def test_no_byte_arrives_after_the_block(way: str, kind: str) -> None:
     size = 1 << 17
@@ -320,7 +321,7 @@ async def test_the_end_does_not_wait_for_a_blocked_send_queue() -> None:
         assert buffer[:8] == b"returned"
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 @pytest.mark.capability("rnr")
 @pytest.mark.capability("memory_windows")
 async def test_cancelling_a_grant_that_waits_for_the_send_queue_leaves_nothing() -> None:

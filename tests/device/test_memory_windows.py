@@ -269,7 +269,7 @@ async def test_a_bind_and_the_message_that_gives_it_away_are_one_chain() -> None
         assert window.remote == theirs
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 @one_loop
 async def test_a_cancelled_bind_breaks_nothing_and_leaves_no_window() -> None:
     async with connected() as (client, server):

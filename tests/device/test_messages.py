@@ -150,7 +150,7 @@ async def test_a_pipeline_of_64_sends_and_receives_matches_one_to_one() -> None:
 # -- lengths and order ------------------------------------------------------------------------
 
 
-@pytest.mark.promise("Messages")
+@pytest.mark.promise("Messages arrive whole and in order")
 async def test_every_kind_of_send_arrives_in_order() -> None:
     """Inline, copied into the pool, registered on the fly: three ways, one order."""
     largest = COPY_LIMIT + 4096
@@ -192,7 +192,7 @@ async def test_a_message_of_exactly_the_receive_size_fits() -> None:
         await both_ways(client, server)
 
 
-@pytest.mark.promise("Messages")
+@pytest.mark.promise("Messages arrive whole and in order")
 async def test_messages_both_ways_at_once_keep_each_ways_order() -> None:
     # A receive for each: not every device makes a sender wait for one.
     options = {"receive_buffers": 51}

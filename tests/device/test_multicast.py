@@ -50,7 +50,7 @@ async def test_members_receive_and_can_reply_and_leave() -> None:
         assert (await member.receive()).data == b"the next"
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 async def test_a_cancelled_join_has_not_joined() -> None:
     async with await aiordma.open_datagram(ADDRESS) as socket:
         for delay in (0, 0.002, 0.01):
@@ -83,7 +83,7 @@ async def test_a_member_of_two_groups_leaves_one() -> None:
         assert (await member.receive()).data.decode() == OTHER_GROUP
 
 
-@pytest.mark.promise("Datagrams")
+@pytest.mark.promise("A datagram arrives whole or not at all")
 @one_loop
 async def test_closing_the_socket_leaves_its_groups() -> None:
     async with await aiordma.open_datagram(ADDRESS) as socket:

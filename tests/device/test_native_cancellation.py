@@ -72,7 +72,7 @@ async def test_two_closes_at_once_both_wait_for_the_end() -> None:
         assert is_closed(client)
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 @pytest.mark.asyncio
 async def test_an_accept_that_is_cancelled_refuses_the_peer() -> None:
     async with await aiordma.listen(ADDRESS, 0) as listener:

@@ -134,7 +134,7 @@ async def test_closing_ends_an_establish_under_way() -> None:
         await request.reject()
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 @pytest.mark.parametrize("is_server", [True, False])
 async def test_a_cancelled_establish_closes_the_connection(is_server: bool) -> None:
     async with aiordma.listen(ADDRESS, 0, **OWN_RECEIVES) as listener:

@@ -43,7 +43,7 @@ async def test_view_is_the_message_and_read_only() -> None:
             assert (view.format, view.itemsize, view.ndim) == ("B", 1, 1)
 
 
-@pytest.mark.promise("Views of receive buffers")
+@pytest.mark.promise("A view stays unchanged until it is released")
 async def test_view_is_released_at_the_end_of_the_block() -> None:
     async with connected(server=SMALL) as (client, server):
         await client.send(b"hello")
@@ -63,7 +63,7 @@ async def test_views_reuse_the_posted_buffers() -> None:
         assert pool_of(server).leased == leased
 
 
-@pytest.mark.promise("Views of receive buffers")
+@pytest.mark.promise("A view stays unchanged until it is released")
 async def test_kept_slice_is_not_overwritten() -> None:
     async with connected(server=SMALL) as (client, server):
         leased = pool_of(server).leased
@@ -149,7 +149,7 @@ async def test_connection_ends_if_no_block_can_replace_a_kept_one(
         assert type(caught.value.__cause__) is type(refusal)
 
 
-@pytest.mark.promise("Views of receive buffers")
+@pytest.mark.promise("A view stays unchanged until it is released")
 async def test_export_of_a_view_is_not_overwritten() -> None:
     async with connected(server=SMALL) as (client, server):
         await client.send(b"keep this")
@@ -193,7 +193,7 @@ async def test_several_views_are_held_at_the_same_time() -> None:
             assert views == [bytes([number]) * 100 for number in range(3)]
 
 
-@pytest.mark.promise("Views of receive buffers")
+@pytest.mark.promise("A view stays unchanged until it is released")
 async def test_receiving_with_all_buffers_held_raises_busy_error() -> None:
     async with connected(server=SMALL) as (client, server):
         count = SMALL["receive_buffers"]
@@ -211,7 +211,7 @@ async def test_receiving_with_all_buffers_held_raises_busy_error() -> None:
         assert await server.receive() == b"after"
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 async def test_cancelled_wait_takes_no_message() -> None:
     async with connected(server=SMALL) as (client, server):
         with anyio.move_on_after(0.01) as scope:
@@ -258,7 +258,7 @@ async def test_block_left_by_an_error_posts_its_buffer_again() -> None:
                     raise ZeroDivisionError
 
 
-@pytest.mark.promise("Views of receive buffers")
+@pytest.mark.promise("A view stays unchanged until it is released")
 async def test_kept_slice_outlives_the_event_loops_memory() -> None:
     async with connected(server=SMALL) as (client, server):
         await client.send(b"hello")
@@ -291,7 +291,7 @@ async def test_view_of_a_shared_receive_queue() -> None:
             assert shared.posted == 4
 
 
-@pytest.mark.promise("Views of receive buffers")
+@pytest.mark.promise("A view stays unchanged until it is released")
 async def test_shared_queue_replaces_kept_block_of_ended_peer() -> None:
     """The peer has gone when the block ends; the queue posts for the other peers, too."""
     async with await aiordma.open_shared_receive(ADDRESS, buffers=4, buffer_size=64) as shared:
@@ -334,7 +334,7 @@ async def test_kept_block_without_replacement_ends_the_shared_queue(
             endpoint_of(shared).require_usable()
 
 
-@pytest.mark.promise("Views of receive buffers")
+@pytest.mark.promise("A view stays unchanged until it is released")
 async def test_view_outlives_its_connection() -> None:
     async with connected(server=SMALL) as (client, server):
         await client.send(b"hello")
@@ -396,7 +396,7 @@ async def test_empty_message_is_an_empty_view() -> None:
             assert view.nbytes == 0
 
 
-@pytest.mark.promise("Views of receive buffers")
+@pytest.mark.promise("A view stays unchanged until it is released")
 async def test_buffers_are_posted_again_in_chains() -> None:
     options = {"receive_buffers": 32, "receive_size": 64}
     async with connected(server=options) as (client, server):

@@ -36,7 +36,7 @@ async def _answer_once(connection: aiordma.Connection) -> None:
     await connection.send(await connection.receive())
 
 
-@pytest.mark.promise("Reconnecting repeats no request, and names those that may have been executed")
+@pytest.mark.promise("Reconnecting retries no request")
 async def test_reconnects_each_time_the_peer_has_gone() -> None:
     async with serving(_answer_once) as port:
         sessions = []
@@ -60,7 +60,7 @@ async def _stay(connection: aiordma.Connection) -> None:
     await connection.ended()
 
 
-@pytest.mark.promise("Reconnecting repeats no request, and names those that may have been executed")
+@pytest.mark.promise("Reconnecting retries no request")
 async def test_block_that_ends_while_connected_lost_nothing() -> None:
     async with serving(_stay) as port:
         async for session in aiordma.reconnecting(ADDRESS, port, **FAST):
@@ -78,7 +78,7 @@ async def _raise_in_block(port: int, error: Exception) -> None:
             raise error
 
 
-@pytest.mark.promise("Reconnecting repeats no request, and names those that may have been executed")
+@pytest.mark.promise("Reconnecting retries no request")
 async def test_error_of_the_program_leaves_the_loop() -> None:
     async with serving(_answer_once) as port:
         with pytest.raises(ZeroDivisionError):
@@ -174,7 +174,7 @@ async def test_errors_of_the_tasks_of_a_block_are_distinguished() -> None:
     assert len(sessions) == 2
 
 
-@pytest.mark.promise("Reconnecting repeats no request, and names those that may have been executed")
+@pytest.mark.promise("Reconnecting retries no request")
 @pytest.mark.capability("rnr")
 async def test_uncertain_requests_are_those_that_did_not_complete() -> None:
     goes = anyio.Event()
@@ -201,7 +201,7 @@ async def test_uncertain_requests_are_those_that_did_not_complete() -> None:
 
 @pytest.mark.promise(
     "Every wait has a bound, except waits for the peer's program",
-    "Reconnecting repeats no request, and names those that may have been executed",
+    "Reconnecting retries no request",
 )
 async def test_attempts_limit_the_connects_that_fail() -> None:
     async with aiordma.listen(ADDRESS, 0) as listener:
@@ -210,7 +210,7 @@ async def test_attempts_limit_the_connects_that_fail() -> None:
         await _connects(port, attempts=3)
 
 
-@pytest.mark.promise("Reconnecting repeats no request, and names those that may have been executed")
+@pytest.mark.promise("Reconnecting retries no request")
 async def test_peer_that_returns_is_found() -> None:
     async with aiordma.listen(ADDRESS, 0) as listener:
         port = listener.port
@@ -231,7 +231,7 @@ async def test_peer_that_returns_is_found() -> None:
     assert found == [1]
 
 
-@pytest.mark.promise("Reconnecting repeats no request, and names those that may have been executed")
+@pytest.mark.promise("Reconnecting retries no request")
 async def test_killed_peer_is_replaced_by_another_process() -> None:
     """kill -9 while the program waits for an answer; a process that listens at the same port takes
     its place."""
@@ -255,7 +255,7 @@ async def test_killed_peer_is_replaced_by_another_process() -> None:
             assert session.number == 2
 
 
-@pytest.mark.promise("Reconnecting repeats no request, and names those that may have been executed")
+@pytest.mark.promise("Reconnecting retries no request")
 async def test_cancelled_pause_leaves_nothing() -> None:
     async with aiordma.listen(ADDRESS, 0) as listener:
         port = listener.port

@@ -26,7 +26,7 @@ async def hear(connection: aiordma.Connection, count: int) -> list[bytes]:
 # -- pooled ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("Receives of a shared receive queue")
+@pytest.mark.promise("A connection's end flushes no shared receive")
 async def test_each_connection_gets_its_own_messages_in_order(device: DeviceUnderTest) -> None:
     # Where a message without a receive does not wait, there has to be one for each.
     async with members(3, 64 if device.lacks("rnr") else 8) as (clients, servers):
@@ -48,7 +48,7 @@ async def test_each_connection_gets_its_own_messages_in_order(device: DeviceUnde
         await both_ways(clients[1], servers[1])
 
 
-@pytest.mark.promise("Receives of a shared receive queue")
+@pytest.mark.promise("A connection's end flushes no shared receive")
 @one_loop
 async def test_a_listeners_queue_lives_until_its_last_connection_ends() -> None:
     async with members(2, 4) as (clients, servers):  # its listener is closed by now
@@ -66,7 +66,7 @@ async def test_a_listeners_queue_lives_until_its_last_connection_ends() -> None:
             shared.require_usable()
 
 
-@pytest.mark.promise("Receives of a shared receive queue")
+@pytest.mark.promise("A connection's end flushes no shared receive")
 @one_loop
 async def test_listener_replaces_and_closes_a_queue_that_failed() -> None:
     async with await aiordma.listen(ADDRESS, 0, shared_receive=4) as listener:
@@ -84,7 +84,7 @@ async def test_listener_replaces_and_closes_a_queue_that_failed() -> None:
         assert len(kept_queues(listener)) == 1
 
 
-@pytest.mark.promise("Receives of a shared receive queue")
+@pytest.mark.promise("A connection's end flushes no shared receive")
 @one_loop
 async def test_unreceived_buffers_return_at_close() -> None:
     async with (
@@ -120,7 +120,7 @@ async def test_a_connection_that_is_not_read_can_hold_up_the_others_and_lets_go(
         await waiting
 
 
-@pytest.mark.promise("Views of receive buffers")
+@pytest.mark.promise("A view stays unchanged until it is released")
 @one_loop
 @pytest.mark.capability("rnr")
 async def test_last_posted_receive_posts_the_free_ones() -> None:
@@ -261,7 +261,7 @@ async def test_bad_buffers_post_nothing() -> None:
             shared.post_srq_recv([memory])
 
 
-@pytest.mark.promise("Receives of a shared receive queue")
+@pytest.mark.promise("A connection's end flushes no shared receive")
 @one_loop
 @pytest.mark.capability("torn_message")
 async def test_torn_message_fails_only_its_receive() -> None:
@@ -290,7 +290,7 @@ async def test_torn_message_fails_only_its_receive() -> None:
 # -- the end --------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("Receives of a shared receive queue")
+@pytest.mark.promise("A connection's end flushes no shared receive")
 async def test_closing_ends_what_is_posted_and_only_then_lets_go() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
         memory, plain = shared.register(bytearray(8)), bytearray(8)

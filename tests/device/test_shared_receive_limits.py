@@ -83,7 +83,10 @@ async def test_completions_alone_tell_of_the_limit(monkeypatch: pytest.MonkeyPat
             assert shared.posted == 2
 
 
-@pytest.mark.promise("What remains after a cancellation", "Receives of a shared receive queue")
+@pytest.mark.promise(
+    "Cancellation loses no message and leaves nothing open",
+    "A connection's end flushes no shared receive",
+)
 @one_loop
 async def test_a_cancelled_wait_for_the_limit_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,

@@ -105,7 +105,7 @@ async def test_memory_that_will_not_do_is_refused() -> None:
             resource.close()
 
 
-@pytest.mark.promise("Receives of a shared receive queue")
+@pytest.mark.promise("A connection's end flushes no shared receive")
 @one_loop
 async def test_closing_ends_plain_receives_and_lets_go_of_their_memory() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:

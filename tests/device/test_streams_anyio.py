@@ -1,5 +1,5 @@
 """What anyio expects of a TCP stream and its listener (TestTCPStream and TestTCPListener), in our
-own words, on streams. docs/streams-suites.md has the table of the former's cases."""
+own words, on streams."""
 
 import asyncio
 import gc

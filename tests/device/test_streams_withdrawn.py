@@ -60,7 +60,7 @@ async def expect_end(listener: streams.StreamListener) -> None:
             await stream.receive()
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 @pytest.mark.capability("iwarp")
 async def test_peer_that_accepts_a_cancelled_connect_gets_an_end() -> None:
     """Not an error: it has everything that was sent, which is nothing. So it is over TCP."""

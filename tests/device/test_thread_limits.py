@@ -118,7 +118,7 @@ async def test_one_failed_thread_start_fails_one_call(starts: Starts) -> None:
     await bounded(use_everything)
 
 
-@pytest.mark.promise("Closing")
+@pytest.mark.promise("Closing leaves nothing open")
 @pytest.mark.anyio
 async def test_no_more_threads_still_closes_everything(starts: Starts) -> None:
     await bounded(use_everything)
@@ -191,7 +191,7 @@ print("ended")
 """
 
 
-@pytest.mark.promise("Closing")
+@pytest.mark.promise("Closing leaves nothing open")
 @pytest.mark.skipif(DEVICE != "software", reason="the limit is the process's: one device will do")
 def test_real_memory_limit_still_closes_everything() -> None:
     done = subprocess.run(

@@ -112,7 +112,8 @@ def _public_awaits() -> Iterator[str]:
 
 
 @pytest.mark.promise(
-    "What remains after a cancellation", "Each await can be cancelled at each suspension"
+    "Cancellation loses no message and leaves nothing open",
+    "Each await can be cancelled at each suspension",
 )
 def test_every_public_await_has_a_scenario() -> None:
     assert set(_public_awaits()) - WITHOUT_WAIT - FORWARDS == set(SCENARIOS)
@@ -120,7 +121,8 @@ def test_every_public_await_has_a_scenario() -> None:
 
 
 @pytest.mark.promise(
-    "What remains after a cancellation", "Each await can be cancelled at each suspension"
+    "Cancellation loses no message and leaves nothing open",
+    "Each await can be cancelled at each suspension",
 )
 @pytest.mark.anyio
 @pytest.mark.parametrize(

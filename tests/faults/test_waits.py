@@ -1,4 +1,4 @@
-"""The waits in the table of docs/guarantees.md while a peer is silent: each ends at its bound,
+"""The waits in the table of docs/dead-peers.md while a peer is silent: each ends at its bound,
 which an option sets short here."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable

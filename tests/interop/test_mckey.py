@@ -12,7 +12,7 @@ GROUP = "239.1.2.3"
 COUNT = 10
 
 
-@pytest.mark.promise("Datagrams")
+@pytest.mark.promise("A datagram arrives whole or not at all")
 async def test_a_c_sender() -> None:
     async with await aiordma.open_datagram(ADDRESS) as socket:
         await socket.join(GROUP)
@@ -33,7 +33,7 @@ async def test_a_c_sender_that_joined_only_to_send() -> None:
     assert [len(message.data) for message in messages] == [100] * COUNT
 
 
-@pytest.mark.promise("Datagrams")
+@pytest.mark.promise("A datagram arrives whole or not at all")
 @pytest.mark.parametrize("send_only", [False, True], ids=["member", "send-only"])
 async def test_a_c_receiver(send_only: bool) -> None:
     async with (

@@ -38,7 +38,7 @@ async def read_line(stream: SocketStream) -> bytes:
     return line
 
 
-@pytest.mark.promise("Datagrams")
+@pytest.mark.promise("A datagram arrives whole or not at all")
 @pytest.mark.parametrize("options", [(), ("-e",)], ids=["polling", "events"])
 async def test_a_c_client(options: tuple[str, ...]) -> None:
     async with (
@@ -61,7 +61,7 @@ async def test_a_c_client(options: tuple[str, ...]) -> None:
         assert f"{COUNT} iters in" in client.output
 
 
-@pytest.mark.promise("Datagrams")
+@pytest.mark.promise("A datagram arrives whole or not at all")
 @pytest.mark.parametrize("options", [(), ("-e",)], ids=["polling", "events"])
 async def test_a_c_server(options: tuple[str, ...]) -> None:
     port = free_port()

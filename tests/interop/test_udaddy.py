@@ -25,7 +25,7 @@ async def answer_datagrams(socket: aiordma.Datagram, count: int) -> list[int]:
     return [len(message.data) for message in messages]
 
 
-@pytest.mark.promise("Datagrams")
+@pytest.mark.promise("A datagram arrives whole or not at all")
 async def test_a_c_client() -> None:
     async with await aiordma.open_datagram(ADDRESS, PORT) as socket:
         async with running("udaddy", "-s", ADDRESS, "-C", COUNT, "-S", 333) as client:
@@ -34,7 +34,7 @@ async def test_a_c_client() -> None:
         assert client.output.endswith("data transfers complete\ntest complete\nreturn status 0\n")
 
 
-@pytest.mark.promise("Datagrams")
+@pytest.mark.promise("A datagram arrives whole or not at all")
 async def test_a_c_server() -> None:
     async with running("udaddy", "-C", COUNT, "-S", 333) as server:
         await server.listens(PORT)

@@ -2,5 +2,5 @@
 
 `python -m tests.soak [PART ...]` runs the parts, each in a process of its own (`parts.py` lists
 them), prints a table of their figures, and writes them to build/soak.json. SOAK_SCALE, a factor,
-makes all sizes smaller or larger. docs/benchmark-results.md has the figures of a run.
+makes all sizes smaller or larger. docs/benchmark-results.md has some figures of a run.
 """

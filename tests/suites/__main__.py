@@ -5,9 +5,22 @@ import subprocess
 import sys
 
 from tests.suites.catalogue import SUITES
-from tests.suites.runner import ROOT, Row, fetch, lost, results, run, table, table_of_comms
+from tests.suites.runner import (
+    BUILD,
+    ROOT,
+    Row,
+    counts_of_comms,
+    counts_of_streams,
+    every_test,
+    fetch,
+    lost,
+    reasons,
+    results,
+    run,
+    versions,
+)
 
-PAGES = {"streams-suites": table, "dask": table_of_comms, "valkey": table_of_comms}
+PAGES = {"streams-suites": counts_of_streams, "dask": counts_of_comms, "valkey": counts_of_comms}
 MARK = "<!-- from here on written by make suites -->\n"
 
 
@@ -16,7 +29,7 @@ def main() -> int:
     parser.add_argument("action", choices=("fetch", "run", "results"))
     parser.add_argument("--only", default="", help="suites whose name contains this")
     parser.add_argument("--quick", action="store_true", help="the short ones")
-    parser.add_argument("--write", action="store_true", help="write the pages of docs/")
+    parser.add_argument("--write", action="store_true", help="write the summaries in docs/")
     given = parser.parse_args()
     chosen = [s for s in SUITES if given.only in s.name and (s.is_quick or not given.quick)]
     missing = []
@@ -38,16 +51,17 @@ def main() -> int:
         for row in rows:
             if row.suite is suite and row.is_difference:
                 print(f"{suite.name}: {row.test}: {row.ours}\n{row.why}\n", flush=True)
-    for name, write in PAGES.items():
+    for name, counts in PAGES.items():
         of = [row for row in rows if row.suite.page == name]
         if not of or any(suite.page == name for suite in missing):
             continue  # the page keeps what it has
-        text = write(of)
-        print(text.partition("\n\n")[0])
+        summary = "\n\n".join([versions(of), counts(of), reasons(of)])
+        print(summary)
+        (BUILD / f"{name}.md").write_text(f"{summary}\n\n{every_test(of)}\n")
         if given.write:
             page = ROOT / "docs" / f"{name}.md"
             head, mark, _ = page.read_text().partition(MARK)
-            page.write_text(f"{head}{mark}\n{text}")
+            page.write_text(f"{head}{mark}\n{summary}\n")
     return int(bool(missing) or any(row.is_difference for row in rows))
 
 

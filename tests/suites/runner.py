@@ -2,11 +2,13 @@
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from datetime import date
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +16,21 @@ from typing import Any
 
 from tests.suites.catalogue import DEPARTURES, SUITES, Suite
 
-__all__ = ("Row", "fetch", "is_there", "lost", "results", "run", "table", "table_of_comms")
+__all__ = (
+    "BUILD",
+    "ROOT",
+    "Row",
+    "counts_of_comms",
+    "counts_of_streams",
+    "fetch",
+    "is_there",
+    "lost",
+    "reasons",
+    "results",
+    "run",
+    "every_test",
+    "versions",
+)
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "suites"
@@ -56,6 +72,18 @@ class Row:
     def departs(self) -> bool:
         """Whether a stream behaves otherwise than a TCP socket."""
         return self.ours != "passed" and self.reason in DEPARTURES
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the test did not pass on our loop, and is not skipped everywhere."""
+        return self.ours != "passed" and not self.ours == "skipped" == self.stock
+
+    @property
+    def explanation(self) -> str:
+        """Why the test did not pass on our loop."""
+        if self.reason is None:
+            return "fails on both" if not self.is_difference else "an open fault"
+        return f"departure: {self.reason}" if self.departs else self.reason
 
     @property
     def is_difference(self) -> bool:
@@ -233,23 +261,18 @@ def lost(suite: Suite) -> list[str]:
     return sorted(stock - ours)
 
 
-def table(rows: list[Row]) -> str:
-    """Return the part of docs/ about streams: counts for each suite, then each test that opens a
-    stream or fails."""
+def counts_of_streams(rows: list[Row]) -> str:
+    """Return the counts of each suite whose tests open streams."""
     lines = [
         "| suite | open a stream | pass | open no stream | pass | departures | do not apply |"
         " fail on both | on asyncio pass |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for suite in SUITES:
-        of = [row for row in rows if row.suite is suite]
-        if not of:
-            continue
+    for suite, of in _by_suite(rows):
         ran = [row for row in of if row.ours != "skipped"]
         uses = [row for row in ran if row.uses]
         others = [row for row in ran if not row.uses]
-        bad = [row for row in ran if row.ours != "passed"]
-        bad += [row for row in of if row.ours == "skipped" != row.stock]
+        bad = [row for row in of if row.is_bad]
         counts = (
             len(uses),
             sum(row.ours == "passed" for row in uses),
@@ -261,29 +284,17 @@ def table(rows: list[Row]) -> str:
             sum(row.stock == "passed" for row in of),
         )
         lines.append(f"| {suite.name} | " + " | ".join(map(str, counts)) + " |")
-    lines += ["", "| test | ours | asyncio | |", "|---|---|---|---|"]
-    for row in rows:
-        if row.ours == "skipped" == row.stock:
-            continue
-        if row.uses or row.ours != "passed":
-            why = row.reason if row.ours != "passed" else ""
-            why = f"departure: {why}" if row.departs else why
-            peer = "socket, through the gateway" if row.through_gateway and not why else ""
-            lines.append(f"| {row.test} | {row.ours} | {row.stock} | {why or peer} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
-def table_of_comms(rows: list[Row]) -> str:
-    """Return the part of docs/ about comms: counts for each suite, then each test that fails."""
+def counts_of_comms(rows: list[Row]) -> str:
+    """Return the counts of each suite whose tests open comms."""
     lines = [
         "| tests | passed over RDMA | of them with an RDMA connection | kB sent | passed over TCP |"
         " passed over TCP only | on neither |",
         "|---|---|---|---|---|---|---|",
     ]
-    for suite in SUITES:
-        of = [row for row in rows if row.suite is suite]
-        if not of:
-            continue
+    for suite, of in _by_suite(rows):
         passed = [row for row in of if row.ours == "passed"]
         bad = [row for row in of if row.ours in ("failed", "crashed")]
         counts = (
@@ -295,8 +306,37 @@ def table_of_comms(rows: list[Row]) -> str:
             sum(row.stock in ("failed", "crashed") for row in bad),
         )
         lines.append(f"| {suite.name} | " + " | ".join(map(str, counts)) + " |")
-    lines += ["", "| test | RDMA | TCP | |", "|---|---|---|---|"]
+    return "\n".join(lines)
+
+
+def _by_suite(rows: list[Row]) -> list[tuple[Suite, list[Row]]]:
+    """Return the suites that have rows, each with its rows."""
+    found = [(suite, [row for row in rows if row.suite is suite]) for suite in SUITES]
+    return [(suite, of) for suite, of in found if of]
+
+
+def reasons(rows: list[Row]) -> str:
+    """Return how many tests did not pass for each reason."""
+    counted = Counter(row.explanation for row in rows if row.is_bad)
+    lines = [f"| {why} | {count} |" for why, count in counted.most_common()]
+    return "\n".join(["| why a test did not pass | tests |", "|---|---|", *lines])
+
+
+def versions(rows: list[Row]) -> str:
+    """Return the day, and the versions of what is tested."""
+    tested = sorted({suite.source for suite, _ in _by_suite(rows)} - {"apt"})
+    named = ", ".join(f"{each} {version(each)}" for each in tested)
+    return f"Run on {date.today()} with Python {platform.python_version()}, {named}."
+
+
+def every_test(rows: list[Row]) -> str:
+    """Return each test that opens a stream or a comm, or that did not pass."""
+    lines = ["| test | ours | the other | |", "|---|---|---|---|"]
     for row in rows:
-        if row.ours in ("failed", "crashed") or (row.ours == "skipped" != row.stock):
-            lines.append(f"| {row.test} | {row.ours} | {row.stock} | {row.reason or ''} |")
-    return "\n".join(lines) + "\n"
+        if row.ours == "skipped" == row.stock:
+            continue
+        if row.uses or row.is_bad:
+            why = row.explanation if row.is_bad else ""
+            peer = "socket, through the gateway" if row.through_gateway and not why else ""
+            lines.append(f"| {row.test} | {row.ours} | {row.stock} | {why or peer} |")
+    return "\n".join(lines)

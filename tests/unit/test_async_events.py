@@ -169,7 +169,7 @@ async def test_events_come_in_order_until_the_context_is_closed(source: Source) 
     assert [event async for event in events] == []  # and stays ended
 
 
-@pytest.mark.promise("What remains after a cancellation")
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
 @pytest.mark.anyio
 async def test_a_second_task_may_not_wait_and_a_cancelled_wait_loses_nothing(
     source: Source,

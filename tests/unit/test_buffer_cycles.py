@@ -254,7 +254,7 @@ async def main(use, *ends):
 """
 
 
-@pytest.mark.promise("Closing")
+@pytest.mark.promise("Closing leaves nothing open")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop", "polling", "trio"])
 def test_rings_of_a_closed_stream_need_no_collection(loop: str) -> None:
     run_child(

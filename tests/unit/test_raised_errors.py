@@ -49,7 +49,7 @@ def test_no_function_keeps_an_error_that_it_raises() -> None:
 
 
 def test_base_class_of_errors_is_never_made_itself() -> None:
-    """docs/errors/RdmaError.md: each error has a more precise class."""
+    """Each error has a more precise class, as its docstring says."""
     made = [
         f"{name}, line {node.lineno}"
         for name, tree in modules().items()

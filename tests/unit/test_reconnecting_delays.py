@@ -37,7 +37,7 @@ def _fail(attempts: int, first_delay: float, max_delay: float) -> None:
         )
 
 
-@pytest.mark.promise("Reconnecting repeats no request, and names those that may have been executed")
+@pytest.mark.promise("Reconnecting retries no request")
 def test_pauses_double_up_to_the_longest(
     pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,7 +46,7 @@ def test_pauses_double_up_to_the_longest(
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
 
 
-@pytest.mark.promise("Reconnecting repeats no request, and names those that may have been executed")
+@pytest.mark.promise("Reconnecting retries no request")
 def test_pauses_are_random_in_their_upper_half(pauses: list[float]) -> None:
     _fail(501, 1.0, 1.0)
     assert all(0.5 <= pause <= 1 for pause in pauses)

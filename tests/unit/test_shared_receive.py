@@ -83,7 +83,7 @@ def join(shared: Any, qp_num: int) -> tuple[Any, Messages, Connection]:
     return member, messages, connection
 
 
-@pytest.mark.promise("Receives of a shared receive queue")
+@pytest.mark.promise("A connection's end flushes no shared receive")
 def test_queue_pair_waits_for_last_wqe_reached() -> None:
     hub = Hub()
     shared = make(hub)
@@ -108,7 +108,7 @@ def test_early_last_wqe_reached_needs_no_wait() -> None:
     assert hub.loop.timers == []
 
 
-@pytest.mark.promise("Receives of a shared receive queue")
+@pytest.mark.promise("A connection's end flushes no shared receive")
 def test_a_device_that_is_silent_is_waited_for_once() -> None:
     hub = Hub()
     shared = make(hub)

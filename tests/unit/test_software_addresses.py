@@ -84,12 +84,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.promise("Datagrams")
+@pytest.mark.promise("A datagram arrives whole or not at all")
 def test_no_datagram_makes_the_device_list_its_addresses(library: Path) -> None:
     run_child(DROPPED, LD_PRELOAD=str(library))
 
 
-@pytest.mark.promise("Datagrams")
+@pytest.mark.promise("A datagram arrives whole or not at all")
 def test_address_that_was_added_in_a_shortage_is_learnt(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,7 +137,7 @@ CASES = {
 }
 
 
-@pytest.mark.promise("A file that is truncated while it is registered")
+@pytest.mark.promise("A truncated file fails only its requests")
 @pytest.mark.parametrize("crc", [False, True], ids=["no_crc", "crc"])
 @pytest.mark.parametrize("flags", ["mmap.MAP_SHARED", "mmap.MAP_PRIVATE"])
 @pytest.mark.parametrize("case", CASES)
@@ -166,7 +166,7 @@ UNMAPPED = {
 }
 
 
-@pytest.mark.promise("A file that is truncated while it is registered")
+@pytest.mark.promise("A truncated file fails only its requests")
 @pytest.mark.parametrize("case", UNMAPPED)
 def test_sending_unmapped_memory_fails(case: str) -> None:
     run("    gone = Anonymous(wire)" + UNMAPPED[case], "None", crc=False)

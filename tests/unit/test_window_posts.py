@@ -227,7 +227,7 @@ async def test_port_leaves_wrong_binds_to_the_general_path() -> None:
 
 @pytest.mark.natively
 async def test_peers_bad_invalidation_is_a_local_access_error() -> None:
-    """docs/errors/LocalAccessError.md."""
+    """As the docstring of LocalAccessError says."""
     keywords: Any = {"device": "software"}
     async with connections.connected("127.0.0.1", server=keywords, client=keywords) as ends:
         client, server = ends

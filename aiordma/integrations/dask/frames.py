@@ -95,7 +95,12 @@ Turns = Generator[None, None, _Result]
 
 
 class ProtocolError(ValueError):
-    """The peer sent what the protocol does not permit. The message says what."""
+    """The peer of a comm violates aiordma's protocol for `rdma://` addresses, and the comm has
+    ended: it has another version, sends lengths, offers or credits that are not permitted, or a
+    message longer than this side receives. The message says which. Install the same version of
+    aiordma and distributed on all sides, or raise `distributed.comm.rdma.max-message-size`
+    (docs/dask.md). Programs see it as distributed's CommClosedError, whose `__cause__` is this
+    one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,11 @@ _MEMORY = struct.Struct(">H14xQII")
 
 
 class ValkeyProtocolError(RdmaConnectionError, anyio.BrokenResourceError):
-    """The peer does not use Valkey's protocol over RDMA, or violates it. The message has what it
-    did. The connection has ended. Also a builtin ConnectionError."""
+    """The peer does not use Valkey's protocol over RDMA, or violates it, and the connection has
+    ended. The program at that port may be no Valkey server, or one before 8.1, which has no RDMA.
+    The message has what the peer sent. Connect to the port that the server got as `--rdma-port`
+    (docs/valkey.md). valkey-py reports it as its own ConnectionError, whose `__cause__` is this
+    one. Also a builtin ConnectionError."""
 
 
 class Opcode(IntEnum):
