@@ -14,7 +14,7 @@ def _folders(page: str, heading: str) -> list[str]:
     _, found, section = (ROOT / page).read_text().partition(f"\n## {heading}\n")
     assert found
     section = section.partition("\n## ")[0]
-    return re.findall(r"^\| `(\w+)/` \|", section, re.MULTILINE)
+    return re.findall(r"^\| `(\w+)(?:/|\.py)` \|", section, re.MULTILINE)
 
 
 def test_folders_are_listed_from_the_lowest_to_the_highest() -> None:
