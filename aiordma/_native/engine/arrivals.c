@@ -117,16 +117,11 @@ void engine_arrived(Request *request)
     Py_DECREF(receives);
 }
 
-int engine_queue_is_here(const Port *port)
-{
-    return port->process == engine_process() && port->thread == PyThread_get_thread_ident();
-}
-
 /* Whether an arrival is there, and may be handed out without a pause. */
 int engine_may_take(const ArrivalQueue *queue)
 {
     return queue->count && queue->port->loop && !queue->busy && queue->at_once + 1 < queue->pause &&
-           engine_queue_is_here(queue->port) &&
+           engine_is_here(queue->port) &&
            engine_leased_is_usable(engine_arrival_at(queue, 0)->lease);
 }
 

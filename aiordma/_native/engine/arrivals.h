@@ -48,8 +48,6 @@ static inline struct engine_arrival *engine_arrival_at(const ArrivalQueue *queue
     return &queue->arrived[(queue->first + at) & (queue->room - 1)];
 }
 
-/* arrivals.c: whether this is the process of the queue's endpoint, and its thread. */
-int engine_queue_is_here(const Port *port);
 /* Whether an arrival is there, and may be handed out without a pause. */
 int engine_may_take(const ArrivalQueue *queue);
 /*

@@ -26,6 +26,7 @@ static PyObject *drain_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     drain->data.capacity = ENGINE_BATCH;
     drain->poll_now = poll_now;
     drain->enabled = 1;
+    drain->process = engine_process();
     return (PyObject *)drain;
 }
 
@@ -171,7 +172,7 @@ static PyObject *drain_step(Drain *drain, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "pp", &arm, &direct))
         return NULL;
-    if (drain->draining)
+    if (drain->draining || !engine_takes(drain))
         return PyLong_FromLong(0);
     drain->crossings++;
     long error = engine_path->take_events(&drain->data), count = 0;
@@ -181,7 +182,7 @@ static PyObject *drain_step(Drain *drain, PyObject *args)
      * Arm as late as possible: requests that the woken tasks posted, and that completed at once,
      * need no event. Then poll once more, because a completion before the arming makes no event.
      */
-    if (error >= 0 && arm && drain->enabled && !drain->draining && !drain->data.more) {
+    if (error >= 0 && arm && engine_takes(drain) && !drain->draining && !drain->data.more) {
         error = engine_path->arm_queues(&drain->data);
         if (!error) {
             error = poll_and_deliver(drain, direct);
@@ -240,7 +241,7 @@ static void drain_soon(Drain *drain)
  */
 static void poll_now(Drain *drain)
 {
-    if (!drain->enabled || drain->draining || drain->head < drain->tail)
+    if (!engine_takes(drain) || drain->draining || drain->head < drain->tail)
         return;
     if (drain->fruitless >= FRUITLESS && ++drain->left_out % SELDOM)
         return;

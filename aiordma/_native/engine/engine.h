@@ -181,6 +181,7 @@ struct Drain {
     PyObject *hub;
     PyObject *woken; /* a list, reused */
     char enabled, draining, watched, scheduled;
+    unsigned int process; /* engine_process() of the process that made it */
     uint32_t fruitless,
         left_out;     /* polls of `poll_now` in a row without a completion; polls skipped */
     uint32_t at_once; /* awaits since the last pause that did not suspend */
@@ -335,6 +336,12 @@ extern PyTypeObject engine_drain_type, engine_port_type, engine_request_type, en
 /* given.c: how many forks lie between the first process and this one. */
 unsigned int engine_process(void);
 
+/* Whether the drain may take events and completions. Those of an inherited drain are the parent's. */
+static inline int engine_takes(const Drain *drain)
+{
+    return drain->enabled && drain->process == engine_process();
+}
+
 /*
  * The fields that a constructor sets stay as long as the object. No object is made without them
  * (except a Part, which Python subclasses), and no call sets them again. tp_clear clears only
@@ -348,11 +355,16 @@ int engine_traverse_port(Port *port, visitproc visit, void *arg);
 int engine_clear_port(Port *port);
 void engine_free_port(Port *port);
 
+/* Whether this is the port's process and its thread. */
+static inline int engine_is_here(const Port *port)
+{
+    return port->process == engine_process() && port->thread == PyThread_get_thread_ident();
+}
+
 /* Whether `may` holds, the port has a queue, and this is the port's process and its thread. */
 static inline int engine_usable(const Port *port, int may)
 {
-    return may && (port->queue_pair || port->shared) && port->process == engine_process() &&
-           port->thread == PyThread_get_thread_ident();
+    return may && (port->queue_pair || port->shared) && engine_is_here(port);
 }
 
 int engine_prepare(void);

@@ -275,7 +275,7 @@ static PyObject *view_exit(ArrivalView *view, PyObject *const *arguments, Py_ssi
         PyErr_Clear(); /* an array was made of the view, and uses it */
     }
     Py_XDECREF(released);
-    if (engine_queue_is_here(view->queue->port)) {
+    if (engine_is_here(view->queue->port)) {
         end_view(view);
     } else {
         PyObject *result =
