@@ -241,8 +241,16 @@ class DeviceEventError(RdmaError, builtins.ConnectionError, anyio.BrokenResource
 
     _usual_errno = errno_module.ECONNABORTED
 
+    _meanings: ClassVar[dict[AsyncEventType, str]] = {
+        AsyncEventType.QP_ACCESS_ERR: "it refused an access of the peer's: the rkey is unknown or "
+        "revoked, the range lies outside its region, or the region does not permit it",
+        AsyncEventType.QP_REQ_ERR: "the peer sent a request that is not valid, or corrupt bytes",
+    }
+
     def __init__(self, event: AsyncEventType, what: str) -> None:
-        super().__init__(f"{what}: the device reports {event.name} (man ibv_get_async_event)")
+        meaning = self._meanings.get(event)
+        text = f"{what}: the device reports {event.name} (man ibv_get_async_event)"
+        super().__init__(f"{text}: {meaning}" if meaning else text)
         self.event = event
         self.what = what
 
@@ -260,7 +268,7 @@ class PeerGoneError(RdmaError, builtins.ConnectionError):
     """The peer of an established connection has gone. This is the base class of all errors that
     say so, except the EndOfStream of `receive` after a disconnect, also of a killed peer:
 
-    - DisconnectedError: the peer, or its kernel, closed the connection.
+    - DisconnectedError: the peer, or its kernel, closed or reset the connection.
     - RetryExceededError: the peer's device acknowledged nothing for too long. `keepalive` ends idle
       connections with it.
     - PeerFlushedError: a request was flushed because of one of these.

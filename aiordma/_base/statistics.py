@@ -164,6 +164,9 @@ class DeviceStatistics:
     """How often a registration of a large array was used again (`RegistrationCache.hits`)."""
     registration_cache_misses: int = 0
     """How often a large array was registered for the cache."""
+    refused_accesses: int = 0
+    """Connections that ended because the device refused an access of the peer's to local memory, as
+    far as the device reports it (QP_ACCESS_ERR)."""
 
     def _plus(self, other: "DeviceStatistics") -> "DeviceStatistics":
         return DeviceStatistics(
@@ -176,6 +179,7 @@ class DeviceStatistics:
             registration_cache_hits=self.registration_cache_hits + other.registration_cache_hits,
             registration_cache_misses=self.registration_cache_misses
             + other.registration_cache_misses,
+            refused_accesses=self.refused_accesses + other.refused_accesses,
         )
 
     @classmethod

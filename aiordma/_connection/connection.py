@@ -790,7 +790,10 @@ class Connection(ObjectStream[bytes]):
         """Return the next message.
 
         Raises:
-            anyio.EndOfStream: the peer disconnected and all its messages have been received.
+            anyio.EndOfStream: the peer disconnected and all its messages have been received. If
+                its process was killed, its kernel disconnected. Only a message of your protocol (an
+                explicit goodbye) tells that the peer had finished.
+            PeerGoneError: the peer vanished, or its connection was reset.
             BusyError: another task is receiving, or the program holds all `receive_buffers` by
                 `receive_view`.
             ValueError: the connection has receive_buffers=0, or takes its receives from a shared

@@ -19,6 +19,7 @@ _COUNTERS = (
     ("completions", "Completions polled"),
     ("registration_cache_hits", "Registrations of the cache that were used again"),
     ("registration_cache_misses", "Registrations that were made for the cache"),
+    ("refused_accesses", "Connections that ended by a refused access of the peer's"),
 )
 _REQUEST_COUNTERS = (
     ("posted_sends", "Requests posted to send queues"),
