@@ -221,7 +221,7 @@ class PartialPostError(VerbsCallError):
 
     `refused` is the index of the refused request (C's bad_wr). This request and all later ones were
     not posted, and hold nothing. `posted` are the earlier requests, which are in flight: await
-    them.
+    them. A pickled error has none of them.
     """
 
     def __init__(self, error: int, call: str, hint: str, posted: Sequence[Any]) -> None:
@@ -229,6 +229,16 @@ class PartialPostError(VerbsCallError):
         super().__init__(error, call, f"{text}. {hint}")
         self.posted: list[Any] = list(posted)
         self.refused: int = len(posted)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, args, state = super().__reduce__()
+        return make, args, state | {"posted": []}  # requests belong to their process
+
+    def __copy__(self) -> Self:
+        make, args, state = super().__reduce__()
+        again: Self = make(*args)
+        again.__setstate__(state)
+        return again
 
 
 class DeviceEventError(RdmaError, builtins.ConnectionError, anyio.BrokenResourceError):

@@ -17,6 +17,7 @@ from aiordma._base.enums import Access, MemoryWindowType
 from aiordma._base.errors import ClosedError, NotSupportedError, detached
 from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionOptions
+from aiordma._base.process import never_pickled
 from aiordma._base.ranges import RemoteMemory
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
@@ -179,6 +180,8 @@ class Connection(ObjectStream[bytes]):
         pending, self._handshake = self._handshake(private_data), None
         self._begun = False  # a handshake that fails closes the endpoint, on siw in the background
         self._set_established(await pending)
+
+    __reduce__ = never_pickled
 
     def __repr__(self) -> str:
         state = self._endpoint.state.value

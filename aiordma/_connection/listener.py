@@ -43,7 +43,7 @@ from aiordma._base.options import (
     refuses,
 )
 from aiordma._base.origin import warn_unclosed, with_origin
-from aiordma._base.process import here, require_same_process
+from aiordma._base.process import here, never_pickled, require_same_process
 from aiordma._base.provider import Provider, Requirement, checked_device, wanted_device
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.statistics import ListenerStatistics
@@ -349,6 +349,8 @@ class Listener(AbstractListener[Connection]):
         self._served = ServedHandshakes(reactor.after_events)
         self._teardown = Teardown(reactor, self)
         reactor.subscribe(identifier, self._handle)
+
+    __reduce__ = never_pickled
 
     def __repr__(self) -> str:
         return f"<Listener on {'closed' if self._closed else self.local_address}>"

@@ -2,9 +2,11 @@
 the child opens itself works."""
 
 import asyncio
+import copy
 import gc
 import multiprocessing
 import os
+import pickle
 import re
 import select
 import signal
@@ -465,3 +467,16 @@ def test_pools_of_processes_work_beside_live_connections(
         timeout=SECONDS,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.natively
+@pytest.mark.anyio
+@one_loop
+async def test_objects_of_a_process_cannot_be_pickled_or_copied() -> None:
+    async with await aiordma.listen(ADDRESS) as listener, connected() as (one, _):
+        for each in (listener, one, one.chain()):
+            for call in (pickle.dumps, copy.copy):
+                with pytest.raises(
+                    TypeError, match=r"<.*> cannot be pickled or copied: it belongs"
+                ):
+                    call(each)
