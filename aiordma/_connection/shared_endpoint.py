@@ -44,7 +44,7 @@ from aiordma._endpoint.arrivals import chain_length
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.staging import Staged, Staging, register_memory
-from aiordma._loop.event_loop import EventLoop, Waiter, require_here
+from aiordma._loop.event_loop import EventLoop, Waiter
 from aiordma._loop.threads import Calls, outwait
 from aiordma._native import OpenRequests, PooledReceives, SharedPort, Slots
 from aiordma._requests.pool import BufferPool
@@ -255,9 +255,7 @@ class SharedReceiveEndpoint:
         Raises:
             EventLoopError: this is another thread, or another event loop.
         """
-        require_here(self.loop, self)
-        if self.port is not None:
-            self.port.thread = self.loop.thread  # a loop can continue in another thread
+        self.hub.require_here(self)
 
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this queue, if it is not closed before."""

@@ -38,7 +38,7 @@ from aiordma._endpoint.keepalive import KEEPALIVE
 from aiordma._endpoint.pair import Pair, SharedRaw
 from aiordma._endpoint.peer_watch import PeerWatch
 from aiordma._endpoint.work_queues import Work
-from aiordma._loop.event_loop import EventLoop, require_here
+from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import Calls
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import WorkRequest, fail_all
@@ -308,8 +308,7 @@ class Endpoint:
         Raises:
             EventLoopError: this is another thread, or another event loop.
         """
-        require_here(self.loop, self)
-        self.work.port.thread = self.loop.thread  # a loop can continue in another thread
+        self.hub.require_here(self)
 
     def require_usable(self) -> None:
         """Check that requests may be posted.

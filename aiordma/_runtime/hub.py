@@ -23,7 +23,7 @@ import anyio
 from aiordma._base.enums import AsyncEventType, Transport
 from aiordma._base.errors import DeviceEventError, VerbsCallError, check_negative_errno, detached
 from aiordma._base.provider import SOFTWARE
-from aiordma._loop.event_loop import EventLoop, Timer
+from aiordma._loop.event_loop import EventLoop, Timer, require_here
 from aiordma._loop.threads import ACCEPTS, in_thread
 from aiordma._native import BATCH, Drain, InFlightTable, ffi
 from aiordma._requests.pool import BufferPool
@@ -151,6 +151,15 @@ class DeviceHub:
         self.loop.watch(self.context.async_fd, self._async_readable)
         self._arms = not self.loop.poll(self.steps)
         self.drain()  # arms the queue, unless the loop does before it sleeps
+
+    def require_here(self, what: object) -> None:
+        """Check that the event loop runs here, and let the engine post for it.
+
+        Raises:
+            EventLoopError, ForkError: as `require_here` of the event loop.
+        """
+        require_here(self.loop, what)
+        self.steps.settle()
 
     def message_limit(self, port: int) -> int:
         """Return the length of the longest message on a port. The driver is asked once."""

@@ -35,12 +35,14 @@ static int drain_traverse(Drain *drain, visitproc visit, void *arg)
     Py_VISIT(drain->hub);
     Py_VISIT(drain->table);
     Py_VISIT(drain->woken);
+    Py_VISIT(drain->running);
     return 0;
 }
 
 static int drain_clear(Drain *drain)
 {
     Py_CLEAR(drain->woken);
+    Py_CLEAR(drain->running);
     return 0;
 }
 
@@ -52,6 +54,19 @@ static void drain_dealloc(Drain *drain)
     Py_XDECREF(drain->table);
     PyMem_Free(drain->data.queues);
     Py_TYPE(drain)->tp_free((PyObject *)drain);
+}
+
+void engine_settle(Drain *drain)
+{
+    drain->thread = PyThread_get_thread_ident();
+    Py_XSETREF(drain->running, Py_XNewRef(PyThreadState_Get()->async_gen_firstiter));
+}
+
+static PyObject *drain_settle(Drain *drain, PyObject *none)
+{
+    (void)none;
+    engine_settle(drain);
+    Py_RETURN_NONE;
 }
 
 static PyObject *drain_set_queues(Drain *drain, PyObject *list)
@@ -282,6 +297,9 @@ static PyMethodDef methods[] = {
     {"set_queues", (PyCFunction)drain_set_queues, METH_O,
      "set_queues($self, addresses, /)\n--\n\n"
      "Set the completion queues, by their addresses. Queues that it has stay armed."},
+    {"settle", (PyCFunction)drain_settle, METH_NOARGS,
+     "settle($self, /)\n--\n\n"
+     "Let the ports post: their event loop runs here, or stands still and this is its thread."},
     {"step", (PyCFunction)drain_step, METH_VARARGS,
      "step($self, arm, direct, /)\n--\n\n"
      "Take the channel's events, poll a batch and deliver it; then arm the queues that are not\n"

@@ -20,8 +20,7 @@ Port *engine_new_port(PyTypeObject *type, PyObject *owner, PyObject *drain, PyOb
     port->open = (OpenRequests *)Py_NewRef(open);
     port->loop = loop == Py_None ? NULL : Py_NewRef(loop);
     port->domain = Py_NewRef(domain);
-    port->process = engine_process();
-    port->thread = PyThread_get_thread_ident();
+    engine_settle(port->drain);
     return port;
 }
 
@@ -333,7 +332,6 @@ static PyMemberDef members[] = {
      "Whether its receives are pooled receives for messages, not the program's own."},
     {"notifies_owner", T_BOOL, offsetof(Port, notifies_owner), 0,
      "Whether the owner is notified of each completion."},
-    {"thread", T_ULONG, offsetof(Port, thread), 0, "The only thread that may post."},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -30,12 +30,11 @@ static int may_go_on(StreamPath *path)
     return may;
 }
 
-/* Whether the stream is open, and this is asyncio's loop and its thread. */
+/* Whether the stream is open, and its loop, which is asyncio's, runs here. */
 static int is_open_here(const StreamPath *path)
 {
     const Port *port = path->port;
-    return port->loop && !path->closed && port->process == engine_process() &&
-           port->thread == PyThread_get_thread_ident();
+    return port->loop && !path->closed && engine_is_here(port);
 }
 
 /* The only argument behind the stream; borrowed. NULL: there are others. */
