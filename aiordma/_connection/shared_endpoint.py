@@ -149,6 +149,8 @@ class SharedReceiveEndpoint:
         """Return the counters of its receives."""
         return self._open.counters(), 0
 
+    is_sound = False  # its members' requests may have failed
+
     @property
     def cause(self) -> Exception | None:
         """Why the queue has ended; None while it works."""

@@ -274,6 +274,11 @@ class Endpoint:
         """The cause of its end, once it is ending. It is stored: raise only `detached` copies."""
         return self.teardown.cause
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether no request has failed."""
+        return self.teardown.cause is None and self._flushed is None
+
     def _set_cause(self, cause: Exception, is_assumed: bool = False) -> None:
         self.teardown.cause = cause
         self._is_assumed = is_assumed
