@@ -209,13 +209,7 @@ int sw_wants_crc(const struct sw_identifier *identifier)
     if (sw_fault(AIORDMA_FAULT_CRC_WANTED, &fault))
         return 1;
     sw_gid_of(peer, &gid);
-    if (sw_gid_index(&gid) >= 0)
-        return 0;
-    if (peer->sa_family == AF_INET) {
-        const struct sockaddr_in *four = (const struct sockaddr_in *)(const void *)peer;
-        return ntohl(four->sin_addr.s_addr) >> 24 != IN_LOOPBACKNET;
-    }
-    return 1;
+    return !sw_is_local(&gid);
 }
 
 /* -- failed attempts --------------------------------------------------------------------------- */
