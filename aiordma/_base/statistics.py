@@ -140,6 +140,9 @@ class ListenerStatistics:
     failed: int = 0
     """Requests whose accept failed or was cancelled: for instance, because the peer withdrew, or
     did not finish in time."""
+    without_handshake: int = 0
+    """Peers that connected by TCP and sent no handshake of iWARP: plain TCP clients, port scans,
+    health checks. Only the software device reports them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """listen(): a listener, which accepts or rejects connection requests, and serves connections."""
 
+import errno
 import logging
 import os
 from collections import deque
@@ -45,7 +46,7 @@ from aiordma._base.options import (
 from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._base.process import here, never_pickled, require_same_process
 from aiordma._base.provider import Provider, Requirement, checked_device, wanted_device
-from aiordma._base.socket_address import SocketAddress, address_text
+from aiordma._base.socket_address import SocketAddress, address_text, unpack_address
 from aiordma._base.statistics import ListenerStatistics
 from aiordma._connection.connection import Connection, ConnectionInfo
 from aiordma._connection.connection_request import ConnectionRequest, RequestTally
@@ -338,7 +339,8 @@ class Listener(AbstractListener[Connection]):
         self._leaving = 0  # requests that are being rejected
         self._all_left = Once(reactor.loop)
         self._tally = RequestTally()
-        self._arrived = self._backlog_full = 0
+        self._arrived = self._backlog_full = self._strangers = 0
+        self._last_stranger: str | None = ""
         self._handshakes = Handshakes(
             reactor.loop,
             self._requests,
@@ -383,6 +385,7 @@ class Listener(AbstractListener[Connection]):
             rejected=self._tally.rejected,
             backlog_full=self._backlog_full,
             failed=self._tally.failed,
+            without_handshake=self._strangers,
         )
 
     def _handle(self, event: Event) -> None:
@@ -392,7 +395,10 @@ class Listener(AbstractListener[Connection]):
                 self._wake_all()
                 self._handshakes.release()
             elif event.type is CmEventType.CONNECT_ERROR:
-                self._log_shortage(-event.status)
+                if event.qp_num:
+                    self._note_strangers(event)
+                else:
+                    self._log_shortage(-event.status)
             return
         identifier = Identifier(self._reactor.channel, key=event.new_key)
         request = ConnectionRequest(
@@ -442,6 +448,24 @@ class Listener(AbstractListener[Connection]):
         """Log an event of the software device, which reports each shortage once."""
         why = descriptors_hint(error) or os.strerror(error)
         logger.warning("%r refuses peers until this process has resources again. %s", self, why)
+
+    def _note_strangers(self, event: Event) -> None:
+        """Count an event of the software device for peers without a handshake, whose number is in
+        `qp_num`. Log the first one of a host."""
+        self._strangers += event.qp_num
+        peer = unpack_address(event.private_data)
+        host = None if peer is None else peer[0]
+        if host == self._last_stranger:
+            return
+        self._last_stranger = host
+        sent = "sent bytes that are no handshake of iWARP" if event.status == -errno.EPROTO else ""
+        logger.warning(
+            "%r: %s connected by TCP and %s: probably a plain TCP client (HTTP, a health check, a "
+            "port scan)",
+            self,
+            "a peer" if peer is None else address_text(peer),
+            sent or "sent no handshake of iWARP",
+        )
 
     def _is_ours(self, identifier: Identifier) -> bool:
         if self._device is not None and self._device != identifier._device_name:
