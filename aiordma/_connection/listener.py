@@ -48,6 +48,7 @@ from aiordma._base.process import here, never_pickled, require_same_process
 from aiordma._base.provider import Provider, Requirement, checked_device, wanted_device
 from aiordma._base.socket_address import SocketAddress, address_text, unpack_address
 from aiordma._base.statistics import ListenerStatistics
+from aiordma._base.weak_items import WeakItems
 from aiordma._connection.connection import Connection, ConnectionInfo
 from aiordma._connection.connection_request import ConnectionRequest, RequestTally
 from aiordma._connection.domain import DomainArgument
@@ -293,11 +294,20 @@ def _peers_fault(error: Exception, connection: Connection | None) -> BaseExcepti
 def _log_failure(error: Exception, peer: str, connection: Connection | None = None) -> None:
     """Log the error of a peer's handshake or, with its connection, of its handler."""
     fault = _peers_fault(error, connection)
+    fields = {"peer": peer} if connection is None else connection._endpoint.log_fields
     if fault is None:
-        logger.error("the handler of %s failed", peer, exc_info=error)
+        logger.error("the handler of %s failed", peer, exc_info=error, extra=fields)
     else:
         level = logging.WARNING if isinstance(fault, _TOO_LONG) else logging.INFO
-        logger.log(level, "%s ended: %s", peer, cause_text(fault))
+        logger.log(level, "%s ended: %s", peer, cause_text(fault), extra=fields)
+
+
+_listeners: WeakItems["Listener"] = WeakItems()
+
+
+def open_listeners() -> list["Listener"]:
+    """Return the open listeners of this process, in any thread."""
+    return [each for each in _listeners.alive() if not each._closed and each._process == here.pid]
 
 
 class Listener(AbstractListener[Connection]):
@@ -341,6 +351,7 @@ class Listener(AbstractListener[Connection]):
         self._tally = RequestTally()
         self._arrived = self._backlog_full = self._strangers = 0
         self._last_stranger: str | None = ""
+        _listeners.add(self)
         self._handshakes = Handshakes(
             reactor.loop,
             self._requests,
@@ -459,12 +470,14 @@ class Listener(AbstractListener[Connection]):
             return
         self._last_stranger = host
         sent = "sent bytes that are no handshake of iWARP" if event.status == -errno.EPROTO else ""
+        name = "a peer" if peer is None else address_text(peer)
         logger.warning(
             "%r: %s connected by TCP and %s: probably a plain TCP client (HTTP, a health check, a "
             "port scan)",
             self,
-            "a peer" if peer is None else address_text(peer),
+            name,
             sent or "sent no handshake of iWARP",
+            extra={"peer": name},
         )
 
     def _is_ours(self, identifier: Identifier) -> bool:

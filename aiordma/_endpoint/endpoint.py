@@ -199,6 +199,11 @@ class Endpoint:
         return self.device_name, self.pair.number, self.peer_text
 
     @property
+    def log_fields(self) -> dict[str, object]:
+        """The same, as fields of log records (`extra=`)."""
+        return dict(zip(("device", "qp_num", "peer"), self.trace_labels, strict=True))
+
+    @property
     def name(self) -> str:
         """The endpoint's name in messages."""
         if self.peer_address is None:
@@ -533,7 +538,7 @@ class Endpoint:
                 self.handshake.state = ConnectionState.BROKEN
             if isinstance(error, DeviceEventError) and error.event in QUEUE_PAIR_ERRORS:
                 self.hub.counters.refused_accesses += error.event is AsyncEventType.QP_ACCESS_ERR
-                logger.warning("%s", error)
+                logger.warning("%s", error, extra=self.log_fields)
             # That of an event is of nobody else; another one may be raised.
             self._set_cause(error if is_assumed else detached(error), is_assumed)
         self.handshake.wake()
@@ -663,7 +668,8 @@ class Endpoint:
         try:
             self.identifier.disconnect()
         except VerbsCallError as error:
-            logger.debug("disconnecting: %s", error)  # not connected yet, or not any more
+            # Not connected yet, or not any more.
+            logger.debug("disconnecting: %s", error, extra=self.log_fields)
 
     def _destroy_if_due(self) -> None:
         shared = self.shared_receive

@@ -100,3 +100,12 @@ async def test_broken_connection_raises_its_cause(
     assert error.event is event
     assert lines == [str(error)]
     assert refused == (event is AsyncEventType.QP_ACCESS_ERR)
+
+
+async def test_log_records_have_fields(caplog: pytest.LogCaptureFixture) -> None:
+    """For programs that write their log as JSON."""
+    await end_of(BROKEN["garbage"][0], lambda peer: peer.socket.close())
+    (record,) = (each for each in caplog.records if each.levelno == logging.WARNING)
+    fields = vars(record)
+    assert (fields["device"], fields["peer"] in record.getMessage()) == ("software", True)
+    assert fields["qp_num"] > 0
