@@ -248,7 +248,7 @@ class PartialPostError(VerbsCallError):
 
     `refused` is the index of the refused request (C's bad_wr). This request and all later ones were
     not posted, and hold nothing. `posted` are the earlier requests, which are in flight: await
-    them.
+    them. A pickled error has none of them.
     """
 
     def __init__(self, error: int, call: str, hint: str, posted: Sequence[Any]) -> None:
@@ -256,6 +256,16 @@ class PartialPostError(VerbsCallError):
         super().__init__(error, call, f"{text}. {hint}")
         self.posted: list[Any] = list(posted)
         self.refused: int = len(posted)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, args, state = super().__reduce__()
+        return make, args, state | {"posted": []}  # requests belong to their process
+
+    def __copy__(self) -> Self:
+        make, args, state = super().__reduce__()
+        again: Self = make(*args)
+        again.__setstate__(state)
+        return again
 
 
 class DeviceEventError(RdmaError, builtins.ConnectionError, anyio.BrokenResourceError):
@@ -268,8 +278,16 @@ class DeviceEventError(RdmaError, builtins.ConnectionError, anyio.BrokenResource
 
     _usual_errno = errno_module.ECONNABORTED
 
+    _meanings: ClassVar[dict[AsyncEventType, str]] = {
+        AsyncEventType.QP_ACCESS_ERR: "it refused an access of the peer's: the rkey is unknown or "
+        "revoked, the range lies outside its region, or the region does not permit it",
+        AsyncEventType.QP_REQ_ERR: "the peer sent a request that is not valid, or corrupt bytes",
+    }
+
     def __init__(self, event: AsyncEventType, what: str) -> None:
-        super().__init__(f"{what}: the device reports {event.name} (man ibv_get_async_event)")
+        meaning = self._meanings.get(event)
+        text = f"{what}: the device reports {event.name} (man ibv_get_async_event)"
+        super().__init__(f"{text}: {meaning}" if meaning else text)
         self.event = event
         self.what = what
 

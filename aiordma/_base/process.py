@@ -7,11 +7,12 @@ child takes.
 
 import os
 from threading import RLock
+from typing import NoReturn
 
 from aiordma._base.errors import ForkError
 from aiordma._base.weak_items import WeakItems
 
-__all__ = ("forked", "here", "reentrant_lock", "require_same_process")
+__all__ = ("forked", "here", "never_pickled", "reentrant_lock", "require_same_process")
 
 
 class _Here:
@@ -75,3 +76,15 @@ def require_same_process(process: int, what: object) -> None:
     """
     if process != here.pid:
         raise forked(process, what if isinstance(what, str) else repr(what))
+
+
+def never_pickled(what: object) -> NoReturn:
+    """`__reduce__` of an object of this process, which can be neither pickled nor copied.
+
+    Raises:
+        TypeError: always.
+    """
+    raise TypeError(
+        f"{what!r} cannot be pickled or copied: it belongs to this process; open another one where "
+        "it is needed"
+    )

@@ -55,7 +55,7 @@ def summed(all_counted: Iterable[RequestCounters]) -> RequestCounters:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatistics:
     """Counters of work requests. `posted_sends + posted_receives` is always `in_flight`, plus
-    `discarded`, plus all of `completed` and `failed`.
+    `discarded`, plus `flushed`, plus all of `completed` and `failed`.
 
     The bytes are those of requests that completed without an error. What a peer reads from this
     side's memory, or writes to it without immediate data, is not counted: the device does it, and
@@ -72,10 +72,13 @@ class RequestStatistics:
     completed: Mapping[WorkCompletionOpcode, int] = field(default_factory=dict)
     """Requests that completed without an error, by the opcode of their completion."""
     failed: Mapping[WorkCompletionStatus, int] = field(default_factory=dict)
-    """Requests that completed with an error, by its status."""
+    """Requests that completed with an error, by its status; not those that were flushed."""
+    flushed: int = 0
+    """Requests of the program that were flushed (WR_FLUSH_ERR), because the connection ended."""
     discarded: int = 0
     """Requests that ended without a completion, because their queue was destroyed before the device
-    had flushed them; or unsignaled ones, because the last request of their chain was flushed."""
+    had flushed them; or unsignaled ones, because the last request of their chain was flushed; or
+    receives that aiordma had posted itself, because the connection ended."""
     bytes_sent: int = 0
     """The bytes of messages and WRITEs."""
     bytes_received: int = 0
@@ -100,6 +103,7 @@ class RequestStatistics:
             bytes_sent=counters[4],
             bytes_received=counters[5],
             completed={WorkCompletionOpcode(each): completed[each] for each in sorted(completed)},
+            flushed=failed.pop(WorkCompletionStatus.WR_FLUSH_ERR, 0),
             failed={each: failed[each] for each in sorted(failed)},
             queue_full_waits=waits,
         )
@@ -109,6 +113,7 @@ class RequestStatistics:
             posted_sends=self.posted_sends + other.posted_sends,
             posted_receives=self.posted_receives + other.posted_receives,
             in_flight=self.in_flight + other.in_flight,
+            flushed=self.flushed + other.flushed,
             discarded=self.discarded + other.discarded,
             bytes_sent=self.bytes_sent + other.bytes_sent,
             bytes_received=self.bytes_received + other.bytes_received,
@@ -140,6 +145,9 @@ class ListenerStatistics:
     failed: int = 0
     """Requests whose accept failed or was cancelled: for instance, because the peer withdrew, or
     did not finish in time."""
+    without_handshake: int = 0
+    """Peers that connected by TCP and sent no handshake of iWARP: plain TCP clients, port scans,
+    health checks. Only the software device reports them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +172,9 @@ class DeviceStatistics:
     """How often a registration of a large array was used again (`RegistrationCache.hits`)."""
     registration_cache_misses: int = 0
     """How often a large array was registered for the cache."""
+    refused_accesses: int = 0
+    """Connections that ended because the device refused an access of the peer's to local memory, as
+    far as the device reports it (QP_ACCESS_ERR)."""
 
     def _plus(self, other: "DeviceStatistics") -> "DeviceStatistics":
         return DeviceStatistics(
@@ -176,6 +187,7 @@ class DeviceStatistics:
             registration_cache_hits=self.registration_cache_hits + other.registration_cache_hits,
             registration_cache_misses=self.registration_cache_misses
             + other.registration_cache_misses,
+            refused_accesses=self.refused_accesses + other.refused_accesses,
         )
 
     @classmethod

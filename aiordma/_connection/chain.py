@@ -6,6 +6,7 @@ from typing import Self
 
 from aiordma._base.enums import WorkRequestOpcode
 from aiordma._base.errors import NotPostedError, NotSupportedError
+from aiordma._base.process import never_pickled
 from aiordma._connection.posting import Posting
 from aiordma._connection.posts import Posts
 from aiordma._endpoint.endpoint import Endpoint
@@ -131,6 +132,8 @@ class Chain(Posting):
         self._posts = Posts(endpoint, staging, self._sink)
         self._entered = False
         self._sink.require_usable()
+
+    __reduce__ = never_pickled
 
     def __repr__(self) -> str:
         return f"<Chain of {self._port.count} on {self._endpoint!r}>"

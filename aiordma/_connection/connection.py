@@ -17,6 +17,7 @@ from aiordma._base.enums import Access, MemoryWindowType
 from aiordma._base.errors import ClosedError, NotSupportedError, detached
 from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionOptions
+from aiordma._base.process import never_pickled
 from aiordma._base.ranges import RemoteMemory
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
@@ -178,6 +179,8 @@ class Connection(Posting, ObjectStream[bytes]):
         pending, self._handshake = self._handshake(private_data), None
         self._begun = False  # a handshake that fails closes the endpoint, on siw in the background
         self._set_established(await pending)
+
+    __reduce__ = never_pickled
 
     def __repr__(self) -> str:
         state = self._endpoint.state.value
@@ -522,7 +525,10 @@ class Connection(Posting, ObjectStream[bytes]):
         """Return the next message.
 
         Raises:
-            anyio.EndOfStream: the peer disconnected and all its messages have been received.
+            anyio.EndOfStream: the peer disconnected and all its messages have been received. If
+                its process was killed, its kernel disconnected. Only a message of your protocol (an
+                explicit goodbye) tells that the peer had finished.
+            PeerGoneError: the peer vanished, or its connection was reset.
             BusyError: another task is receiving, or the program holds all `receive_buffers` by
                 `receive_view`.
             ValueError: the connection has receive_buffers=0, or takes its receives from a shared

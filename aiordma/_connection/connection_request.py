@@ -31,7 +31,7 @@ from aiordma._base.options import (
 )
 from aiordma._base.origin import Place
 from aiordma._base.process import here, require_same_process
-from aiordma._base.socket_address import SocketAddress
+from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import failed_event, failed_handshake, parameters
@@ -318,8 +318,8 @@ class ConnectionRequest:
                 ) from None
             raise
         self._tally.established += 1
-        device = endpoint.device_name
-        logger.debug("accepted %s through the device %s", self.peer_address, device)
+        device, fields = endpoint.device_name, endpoint.log_fields
+        logger.debug("accepted %s through the device %s", self.peer_address, device, extra=fields)
         return self.private_data
 
     async def _undo(self, endpoint: Endpoint, error: BaseException) -> None:
@@ -351,6 +351,7 @@ class ConnectionRequest:
             "first packet that is lost or late. Ours retransmits (retry_count=%d)",
             self.peer_address,
             chosen.retry_count,
+            extra={"peer": address_text(self.peer_address)},
         )
 
     def _limited_to_request(self, chosen: ConnectionOptions) -> ConnectionOptions:

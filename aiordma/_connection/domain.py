@@ -9,6 +9,7 @@ from typing import Literal, Self, TypeAlias
 
 from aiordma._base.arguments import wrong_type
 from aiordma._base.enums import Access
+from aiordma._base.process import never_pickled
 from aiordma._base.provider import Requirement
 from aiordma._endpoint.domain_state import DomainState, make_private
 from aiordma._loop.threads import CREATES, Lane
@@ -40,6 +41,8 @@ class Domain:
 
     def __init__(self, state: DomainState) -> None:
         self._state = state
+
+    __reduce__ = never_pickled
 
     def __repr__(self) -> str:
         return repr(self._state)

@@ -117,9 +117,9 @@ class ServedHandshakes:
 
 
 def _log_victim(request: ConnectionRequest) -> None:
+    peer = address_text(request.peer_address)
     logger.info(
-        "%s did not finish its handshake, and gave way to another peer",
-        address_text(request.peer_address),
+        "%s did not finish its handshake, and gave way to another peer", peer, extra={"peer": peer}
     )
 
 
@@ -384,7 +384,7 @@ class Handshakes:
             elif handshake.error is not None:
                 self._finished.remove(handshake)
                 peer, text = address_text(handshake.peer_address), cause_text(handshake.error)
-                logger.info("%s was not accepted: %s", peer, text)
+                logger.info("%s was not accepted: %s", peer, text, extra={"peer": peer})
 
     def _end_others(self, private_data: bytes) -> None:
         """End the handshakes that no call can return, because a call returns only a peer that was

@@ -1,5 +1,6 @@
 """listen(): a listener, which accepts or rejects connection requests, and serves connections."""
 
+import errno
 import logging
 import os
 from collections import deque
@@ -43,10 +44,11 @@ from aiordma._base.options import (
     refuses,
 )
 from aiordma._base.origin import warn_unclosed, with_origin
-from aiordma._base.process import here, require_same_process
+from aiordma._base.process import here, never_pickled, require_same_process
 from aiordma._base.provider import Provider, Requirement
-from aiordma._base.socket_address import SocketAddress, address_text
+from aiordma._base.socket_address import SocketAddress, address_text, unpack_address
 from aiordma._base.statistics import ListenerStatistics
+from aiordma._base.weak_items import WeakItems
 from aiordma._connection.connection import Connection, ConnectionInfo
 from aiordma._connection.connection_request import ConnectionRequest, RequestTally
 from aiordma._connection.domain import DomainArgument
@@ -64,7 +66,7 @@ from aiordma._runtime.teardown import Teardown
 from aiordma.verbs.device import Context, require_device
 from aiordma.verbs.identifier import Event, Identifier
 
-__all__ = ("MOST_BACKLOG", "Listener", "listen", "listen_with")
+__all__ = ("MOST_BACKLOG", "Listener", "listen", "listen_with", "open_listeners")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -283,11 +285,20 @@ def _peers_fault(error: Exception, connection: Connection | None) -> BaseExcepti
 def _log_failure(error: Exception, peer: str, connection: Connection | None = None) -> None:
     """Log the error of a peer's handshake or, with its connection, of its handler."""
     fault = _peers_fault(error, connection)
+    fields = {"peer": peer} if connection is None else connection._endpoint.log_fields
     if fault is None:
-        logger.error("the handler of %s failed", peer, exc_info=error)
+        logger.error("the handler of %s failed", peer, exc_info=error, extra=fields)
     else:
         level = logging.WARNING if isinstance(fault, _TOO_LONG) else logging.INFO
-        logger.log(level, "%s ended: %s", peer, cause_text(fault))
+        logger.log(level, "%s ended: %s", peer, cause_text(fault), extra=fields)
+
+
+_listeners: WeakItems["Listener"] = WeakItems()
+
+
+def open_listeners() -> list["Listener"]:
+    """Return the open listeners of this process, in any thread."""
+    return [each for each in _listeners.alive() if not each._closed and each._process == here.pid]
 
 
 class Listener(AbstractListener[Connection]):
@@ -327,7 +338,9 @@ class Listener(AbstractListener[Connection]):
         self._leaving = 0  # requests that are being rejected
         self._all_left = Once(reactor.loop)
         self._tally = RequestTally()
-        self._arrived = self._backlog_full = 0
+        self._arrived = self._backlog_full = self._strangers = 0
+        self._last_stranger: str | None = ""
+        _listeners.add(self)
         self._handshakes = Handshakes(
             reactor.loop,
             self._requests,
@@ -338,6 +351,8 @@ class Listener(AbstractListener[Connection]):
         self._served = ServedHandshakes(reactor.after_events)
         self._teardown = Teardown(reactor, self)
         reactor.subscribe(identifier, self._handle)
+
+    __reduce__ = never_pickled
 
     def __repr__(self) -> str:
         return f"<Listener on {'closed' if self._closed else self.local_address}>"
@@ -370,6 +385,7 @@ class Listener(AbstractListener[Connection]):
             rejected=self._tally.rejected,
             backlog_full=self._backlog_full,
             failed=self._tally.failed,
+            without_handshake=self._strangers,
         )
 
     def _handle(self, event: Event) -> None:
@@ -379,7 +395,10 @@ class Listener(AbstractListener[Connection]):
                 self._wake_all()
                 self._handshakes.release()
             elif event.type is CmEventType.CONNECT_ERROR:
-                self._log_shortage(-event.status)
+                if event.qp_num:
+                    self._note_strangers(event)
+                else:
+                    self._log_shortage(-event.status)
             return
         identifier = Identifier(self._reactor.channel, key=event.new_key)
         request = ConnectionRequest(
@@ -429,6 +448,26 @@ class Listener(AbstractListener[Connection]):
         """Log an event of the software device, which reports each shortage once."""
         why = descriptors_hint(error) or os.strerror(error)
         logger.warning("%r refuses peers until this process has resources again. %s", self, why)
+
+    def _note_strangers(self, event: Event) -> None:
+        """Count an event of the software device for peers without a handshake, whose number is in
+        `qp_num`. Log the first one of a host."""
+        self._strangers += event.qp_num
+        peer = unpack_address(event.private_data)
+        host = None if peer is None else peer[0]
+        if host == self._last_stranger:
+            return
+        self._last_stranger = host
+        sent = "sent bytes that are no handshake of iWARP" if event.status == -errno.EPROTO else ""
+        name = "a peer" if peer is None else address_text(peer)
+        logger.warning(
+            "%r: %s connected by TCP and %s: probably a plain TCP client (HTTP, a health check, a "
+            "port scan)",
+            self,
+            name,
+            sent or "sent no handshake of iWARP",
+            extra={"peer": name},
+        )
 
     def _is_ours(self, identifier: Identifier) -> bool:
         if self._requirement.permits_all:

@@ -49,7 +49,8 @@ class MessageQueue(Arrivals):
 
     In addition to its errors, `wait` raises:
         ValueError: the program posts the receives itself.
-        anyio.EndOfStream: the peer disconnected, and every message has been received.
+        anyio.EndOfStream: the peer's program, or the kernel of a killed one, disconnected, and
+            every message has been received.
     """
 
     def __init__(self, endpoint: Endpoint, blocks: Blocks | None = None) -> None:

@@ -44,7 +44,7 @@ from aiordma._endpoint.arrivals import chain_length
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.staging import Staged, Staging, register_memory
-from aiordma._loop.event_loop import EventLoop, Waiter, require_here
+from aiordma._loop.event_loop import EventLoop, Waiter
 from aiordma._loop.threads import Calls, outwait
 from aiordma._native import OpenRequests, PooledReceives, SharedPort, Slots
 from aiordma._requests.pool import BufferPool
@@ -143,6 +143,8 @@ class SharedReceiveEndpoint:
     def counters(self) -> RequestCounters:
         """Return the counters of its receives."""
         return self._open.counters(), 0
+
+    is_sound = False  # its members' requests may have failed
 
     @property
     def cause(self) -> Exception | None:
@@ -250,9 +252,7 @@ class SharedReceiveEndpoint:
         Raises:
             EventLoopError: this is another thread, or another event loop.
         """
-        require_here(self.loop, self)
-        if self.port is not None:
-            self.port.thread = self.loop.thread  # a loop can continue in another thread
+        self.hub.require_here(self)
 
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this queue, if it is not closed before."""

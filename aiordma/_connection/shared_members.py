@@ -116,7 +116,7 @@ class SharedReceiveMembers:
                 self._end_wait(endpoint)
 
         assert endpoint.pair.raw is not None
-        self._hub.on_object_event[endpoint.pair.raw.key] = handle
+        self._hub.on_object_event[endpoint.pair.number] = handle
 
     def _last_wqe_timed_out(self, endpoint: Endpoint) -> None:
         if self._reports_last_wqe is None:

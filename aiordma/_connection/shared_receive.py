@@ -11,6 +11,7 @@ from typing import Self
 from aiordma._base.arguments import Buffer, whole_number, wrong_type
 from aiordma._base.arguments import buffers as as_list
 from aiordma._base.errors import detached
+from aiordma._base.process import never_pickled
 from aiordma._base.statistics import RequestStatistics
 from aiordma._connection.connection import Connection
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
@@ -44,6 +45,8 @@ class SharedReceiveQueue:
 
     def __init__(self, endpoint: SharedReceiveEndpoint) -> None:
         self._endpoint = endpoint
+
+    __reduce__ = never_pickled
 
     def __repr__(self) -> str:
         return repr(self._endpoint)

@@ -13,6 +13,7 @@ from aiordma._base.connection_parameters import (
     check_private_data,
 )
 from aiordma._base.enums import Access
+from aiordma._base.process import never_pickled
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
 from aiordma._base.statistics import RequestStatistics
@@ -76,6 +77,8 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         self._queue = endpoint.received.queue
         assert endpoint.senders is not None
         self._senders = endpoint.senders
+
+    __reduce__ = never_pickled
 
     def __repr__(self) -> str:
         return repr(self._endpoint)

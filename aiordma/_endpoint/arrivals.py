@@ -10,7 +10,6 @@ and the errors.
 
 from collections.abc import Callable
 from functools import partial
-from threading import get_ident
 
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
@@ -96,11 +95,6 @@ class Arrivals:
         except RdmaError as refused:
             endpoint.fail(refused)
 
-    @property
-    def thread(self) -> int:
-        """The event loop's thread, the only one that may receive; 0 in a forked child."""
-        return 0 if self._endpoint.is_inherited else self._endpoint.loop.thread
-
     async def wait(self) -> None:
         """Wait until there is an arrival, for this task to take it at once.
 
@@ -125,9 +119,7 @@ class Arrivals:
 
     async def _wait_with_checks(self) -> None:
         endpoint, queue = self._endpoint, self.queue
-        endpoint.require_same_process()
-        if endpoint.loop.thread != get_ident():
-            endpoint.require_own_loop()
+        endpoint.require_own_loop()
         if queue.busy:
             raise BusyError(
                 f"another task is already receiving from {endpoint.name}: one task receives at a "

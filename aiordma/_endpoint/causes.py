@@ -7,16 +7,22 @@ replaces.
 """
 
 import errno
+import os
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from aiordma._base.enums import CmEventType, WorkCompletionStatus
-from aiordma._base.errors import DeviceRemovedError, DisconnectedError, completion_error
+from aiordma._base.enums import AsyncEventType, CmEventType, WorkCompletionStatus
+from aiordma._base.errors import (
+    DeviceEventError,
+    DeviceRemovedError,
+    DisconnectedError,
+    completion_error,
+)
 from aiordma._base.states import ConnectionState
 from aiordma._endpoint.pair import Pair
 from aiordma.verbs.identifier import Event
 
-__all__ = ("Follows", "Seen", "What", "event_cause", "ruling", "silence_error")
+__all__ = ("Follows", "Seen", "What", "device_error", "event_cause", "ruling", "silence_error")
 
 
 class What(Enum):
@@ -25,6 +31,7 @@ class What(Enum):
     __hash__ = object.__hash__  # as of ConnectionState
 
     DISCONNECTED = "the CM reports that the peer has disconnected"
+    BROKEN = "the CM reports that the connection broke"
     REMOVED = "the CM reports that the device was removed"
     HANDSHAKE = "another CM event"
     FAILED = "a completion with another error than a flush"
@@ -55,6 +62,8 @@ _TABLE: dict[tuple[What, ConnectionState], Ruling] = {
     # The peer was connected, because it could disconnect. The last packet of its handshake was
     # lost, but its messages may have arrived.
     (What.DISCONNECTED, _C.ACCEPTING): Ruling(Follows.LINGERING, is_assumed=True),
+    (What.BROKEN, _C.ESTABLISHED): Ruling(Follows.THE_END, is_assumed=True),
+    (What.BROKEN, _C.ACCEPTING): Ruling(Follows.THE_END, is_assumed=True),
     (What.REMOVED, _C.ESTABLISHED): Ruling(Follows.THE_END, is_assumed=True),
     (What.FLUSHED, _C.ESTABLISHED): Ruling(Follows.EXPLAINING),
 }
@@ -92,8 +101,17 @@ class Seen(Protocol):
         """The device's name."""
 
 
+# Why a connection broke, by the status of the CM's event. Only the software device gives one.
 _SILENCE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
-"""Errors of a CM event which say that the peer acknowledges nothing (the software device's)."""
+_DEVICE_EVENTS = {
+    errno.EACCES: AsyncEventType.QP_ACCESS_ERR,
+    errno.EPROTO: AsyncEventType.QP_REQ_ERR,
+    errno.ENOMEM: AsyncEventType.QP_FATAL,
+}
+_TEXTS = {
+    errno.ECONNABORTED: "its device reported an error, and terminated the connection",
+    errno.ECONNRESET: "the connection was reset, or ended within a message",
+}
 
 
 def silence_error(seen: Seen) -> Exception:
@@ -102,11 +120,24 @@ def silence_error(seen: Seen) -> Exception:
     return completion_error(status, seen.name, qp_num=seen.pair.number, retries=seen.pair.retries)
 
 
+def _broken(seen: Seen, error: int) -> Exception:
+    if error in _SILENCE:
+        return silence_error(seen)
+    if error in _DEVICE_EVENTS:
+        return device_error(seen, _DEVICE_EVENTS[error])
+    return DisconnectedError(f"peer {seen.peer_text}: {_TEXTS.get(error) or os.strerror(error)}")
+
+
+def device_error(seen: Seen, event: AsyncEventType) -> DeviceEventError:
+    """Return the error for an asynchronous event of the connection's queue pair."""
+    return DeviceEventError(event, f"{seen.name} on {seen.device_name}")
+
+
 def event_cause(seen: Seen, event: Event) -> tuple[What, Exception | None]:
     """Return what a CM event says, and the error for it."""
     if event.type is CmEventType.DISCONNECTED:
-        if -event.status in _SILENCE:
-            return What.DISCONNECTED, silence_error(seen)
+        if event.status:
+            return What.BROKEN, _broken(seen, -event.status)
         return What.DISCONNECTED, DisconnectedError(f"peer {seen.peer_text} disconnected")
     if event.type is CmEventType.DEVICE_REMOVAL:
         removed = DeviceRemovedError(f"{seen.name}: {seen.device_name} was removed")

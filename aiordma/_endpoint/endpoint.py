@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from aiordma._base.enums import CmEventType, QueuePairType
+from aiordma._base.enums import AsyncEventType, CmEventType, QueuePairType
 from aiordma._base.enums import WorkCompletionStatus as Status
 from aiordma._base.errors import (
     ClosedError,
@@ -31,14 +31,14 @@ from aiordma._base.origin import warn_unclosed
 from aiordma._base.process import forked, here
 from aiordma._base.socket_address import SocketAddress, address_text, unpack_address
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
-from aiordma._endpoint.causes import Follows, What, event_cause, ruling, silence_error
+from aiordma._endpoint.causes import Follows, What, device_error, event_cause, ruling, silence_error
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.handshake import IN_PROGRESS, Handshake
 from aiordma._endpoint.keepalive import KEEPALIVE
 from aiordma._endpoint.pair import Pair, SharedRaw
 from aiordma._endpoint.peer_watch import PeerWatch
 from aiordma._endpoint.work_queues import Work
-from aiordma._loop.event_loop import EventLoop, require_here
+from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import Calls
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import WorkRequest, fail_all
@@ -47,6 +47,7 @@ from aiordma._runtime.reactor import Reactor
 from aiordma._runtime.teardown import Phase, Teardown
 from aiordma._runtime.unmanaged_identifier import Unmanaged
 from aiordma.verbs import Capacity, MemoryWindow, ProtectionDomain
+from aiordma.verbs.async_event import QUEUE_PAIR_ERRORS
 from aiordma.verbs.identifier import Event, Identifier
 from aiordma.verbs.memory import MemoryRegion, retire_all
 
@@ -146,6 +147,8 @@ class Endpoint:
         self.awaits_answer: bool = False
         """Between `driver_waits` and `driver_returned`."""
         self._is_assumed = self._polls_events = False
+        self._flushed: Exception | None = None
+        """A flush that was seen before its cause was known."""
         self._watch: PeerWatch | None = None
         self.teardown: Teardown = Teardown(reactor, self, hub)
         if domain is not None:
@@ -196,6 +199,11 @@ class Endpoint:
         return self.device_name, self.pair.number, self.peer_text
 
     @property
+    def log_fields(self) -> dict[str, object]:
+        """The same, as fields of log records (`extra=`)."""
+        return dict(zip(("device", "qp_num", "peer"), self.trace_labels, strict=True))
+
+    @property
     def name(self) -> str:
         """The endpoint's name in messages."""
         if self.peer_address is None:
@@ -235,7 +243,7 @@ class Endpoint:
         """Open the port for requests, once there is a queue pair."""
         pair, port = self.pair.raw, self.work.port
         assert pair is not None
-        self.hub.on_queue_pair_error[pair.key] = self._queue_pair_failed
+        self.hub.on_queue_pair_error[self.pair.number] = self._queue_pair_failed
         capacity = pair.capacity
         port.open(
             pair.key,
@@ -271,6 +279,11 @@ class Endpoint:
         """The cause of its end, once it is ending. It is stored: raise only `detached` copies."""
         return self.teardown.cause
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether no request has failed."""
+        return self.teardown.cause is None and self._flushed is None
+
     def _set_cause(self, cause: Exception, is_assumed: bool = False) -> None:
         self.teardown.cause = cause
         self._is_assumed = is_assumed
@@ -305,8 +318,7 @@ class Endpoint:
         Raises:
             EventLoopError: this is another thread, or another event loop.
         """
-        require_here(self.loop, self)
-        self.work.port.thread = self.loop.thread  # a loop can continue in another thread
+        self.hub.require_here(self)
 
     def require_usable(self) -> None:
         """Check that requests may be posted.
@@ -457,7 +469,7 @@ class Endpoint:
 
     def _queue_pair_failed(self, error: DeviceEventError) -> None:
         """End with the device's event for the queue pair."""
-        self.fail(DeviceEventError(error.event, f"{self.name} on {self.device_name}"))
+        self.fail(device_error(self, error.event))
 
     # -- CM events, and causes ------------------------------------------------------------------
 
@@ -496,7 +508,12 @@ class Endpoint:
             self._local = self.identifier._local()  # TCP may have chosen the port
         self._update_port()
         if self.handshake.state in _ENDED:
-            self._saw(*event_cause(self, event), before=before)
+            what, error = event_cause(self, event)
+            if what is What.DISCONNECTED and self._flushed is not None and not self.hub.is_iwarp:
+                # On RoCE, a queue pair that is flushed before the peer disconnects has failed
+                # itself: it has refused a request of the peer's.
+                what, error = What.REPORTED, self._flushed
+            self._saw(what, error, before=before)
 
     def _saw(
         self, what: What, error: Exception | None, before: ConnectionState | None = None
@@ -519,6 +536,9 @@ class Endpoint:
         if self.teardown.cause is None or replaces:
             if what is not What.DISCONNECTED and (replaces or state not in _ENDED):
                 self.handshake.state = ConnectionState.BROKEN
+            if isinstance(error, DeviceEventError) and error.event in QUEUE_PAIR_ERRORS:
+                self.hub.counters.refused_accesses += error.event is AsyncEventType.QP_ACCESS_ERR
+                logger.warning("%s", error, extra=self.log_fields)
             # That of an event is of nobody else; another one may be raised.
             self._set_cause(error if is_assumed else detached(error), is_assumed)
         self.handshake.wake()
@@ -548,6 +568,7 @@ class Endpoint:
                 self.fail(error)
 
         if not self.teardown.has_timer(_CAUSE):
+            self._flushed = error
             events = self.reactor.after_events
             self.teardown.set_timer(_CAUSE, FLUSH_CAUSE_SECONDS, lambda: events(fail))
 
@@ -647,7 +668,8 @@ class Endpoint:
         try:
             self.identifier.disconnect()
         except VerbsCallError as error:
-            logger.debug("disconnecting: %s", error)  # not connected yet, or not any more
+            # Not connected yet, or not any more.
+            logger.debug("disconnecting: %s", error, extra=self.log_fields)
 
     def _destroy_if_due(self) -> None:
         shared = self.shared_receive
@@ -657,7 +679,7 @@ class Endpoint:
         if waits and shared is not None and shared.delays(self, self._destroy_if_due):
             return
         if self.pair.raw is not None:
-            self.hub.forget_queue_pair(self.pair.raw.key)
+            self.hub.forget_queue_pair(self.pair.number)
         self.reactor.unsubscribe(self.identifier)
         self.teardown.destroy()
 

@@ -102,6 +102,11 @@ class Poster(Protocol):
     regions: dict[int, MemoryRegion]
 
     @property
+    def is_sound(self) -> bool:
+        """Whether no request of it has failed. If so, the device has left the memory of those that
+        have completed."""
+
+    @property
     def max_message(self) -> int:
         """Bytes of the longest message."""
 
@@ -344,6 +349,10 @@ class Staging:
             return
         close = partial(retire_all, mine, retire_or_log)
         if sum(region.length for region in mine) > THREAD_LIMIT:
+            if self._endpoint.is_sound:
+                # No request uses them, and no peer may: the program gets its memory back at once.
+                for region in mine:
+                    region._let_go()
             start_deregistering(self._endpoint.loop, self._endpoint.domain_state, close)
         else:
             close()

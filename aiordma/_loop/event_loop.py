@@ -19,6 +19,7 @@ from weakref import WeakSet
 import anyio.lowlevel
 
 from aiordma._base.errors import EventLoopError
+from aiordma._base.process import here, require_same_process
 from aiordma._loop.polling import PollingEventLoop
 from aiordma._loop.private import expect_unfinished, running_asyncio_loop
 from aiordma._native import Waiter as AsyncioWaiter
@@ -69,6 +70,9 @@ class EventLoop(Protocol):
 
     thread: int
     """The thread on which `require_here` last found the loop running."""
+
+    process: int
+    """The process that the loop belongs to."""
 
     from_thread: str
     """The calls by which another thread runs code on this loop, for messages."""
@@ -208,6 +212,7 @@ class _Face:
 
     def __init__(self) -> None:
         self.thread = get_ident()
+        self.process: int = here.pid
         self._thread_name = current_thread().name
         self._abandoned = False
         self.calls: set[object] = set()
@@ -503,7 +508,9 @@ def require_here(loop: EventLoop, what: object) -> None:
 
     Raises:
         EventLoopError: this is another thread, another loop runs here, or the loop has ended.
+        ForkError: this process is a forked child of the loop's.
     """
+    require_same_process(loop.process, what)
     if loop.is_running_here():
         loop.thread = get_ident()
         return
@@ -511,13 +518,13 @@ def require_here(loop: EventLoop, what: object) -> None:
     if loop.has_ended:
         raise EventLoopError(f"{name} belongs to the event loop {loop!r}, which has ended")
     try:
-        here = f"the event loop {current_event_loop()!r} runs here"
+        instead = f"the event loop {current_event_loop()!r} runs here"
     except RuntimeError:
         if loop.thread == get_ident():
             return
-        here = f"this is thread {current_thread().name!r}"
+        instead = f"this is thread {current_thread().name!r}"
     raise EventLoopError(
-        f"{name} belongs to the event loop {loop!r}, and {here}: use it in its own event loop, "
+        f"{name} belongs to the event loop {loop!r}, and {instead}: use it in its own event loop, "
         f"from another thread by {loop.from_thread}"
     )
 

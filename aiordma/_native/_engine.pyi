@@ -410,6 +410,7 @@ class Drain:
     def crossings(self) -> int: ...
     @property
     def delivered(self) -> int: ...
+    def settle(self) -> None: ...
     def set_queues(self, addresses: list[int], /) -> None: ...
     def step(self, arm: bool, direct: bool, /) -> int: ...
     def forget_arming(self) -> None: ...
@@ -463,8 +464,6 @@ class Port:
     """Whether its receives are pooled receives for messages, not the program's own."""
     notifies_owner: bool
     """Whether the owner is notified of each completion."""
-    thread: int
-    """The only thread that may post: the event loop's."""
     def __new__(
         cls,
         owner: object,
@@ -566,7 +565,6 @@ class SharedPort:
 
     can_receive: bool
     notifies_owner: bool
-    thread: int
     def __new__(
         cls,
         owner: object,

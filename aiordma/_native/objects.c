@@ -41,7 +41,9 @@ int aiordma_next_async_event(const struct aiordma_provider *provider, struct ibv
     if (provider->get_async_event(context, &event))
         return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -errno;
     copy->event = event.event_type;
-    copy->reserved = 0;
+    copy->qp_num = aiordma_subject_of(event.event_type) == AIORDMA_OF_QUEUE_PAIR
+                       ? event.element.qp->qp_num
+                       : 0;
     copy->element = element_of(&event);
     provider->ack_async_event(&event);
     return 1;

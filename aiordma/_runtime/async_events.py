@@ -54,13 +54,14 @@ class AsyncEventRouter:
 
     def read(self) -> None:
         """Take the pending events, and copy them to all subscriptions. Every hub calls this when
-        the descriptor is readable. It waits only for another thread that does the same.
+        the descriptor is readable. It waits only for another thread that does the same. In a forked
+        child it takes nothing: the events are the parent's.
 
         Raises:
             VerbsCallError: the device was removed, and there are no more events.
         """
         with self._delivering:
-            if self._is_reading:
+            if self._is_reading or self._key[0] != here.pid:
                 return  # in a finalizer, within a call that takes what is pending
             self._is_reading = True
             try:

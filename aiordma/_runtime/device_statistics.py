@@ -93,6 +93,8 @@ class HubCounters:
         self._gone = _Total()
         self._left: list[RequestCounters] = []
         """The counters of queues that have ended, and their sums."""
+        self.refused_accesses: int = 0
+        """Connections that ended because the device refused an access of the peer's."""
         self.has_ended: bool = False
         """Whether its counters are among those of the device that remain."""
         with _lock:
@@ -166,6 +168,7 @@ class HubCounters:
             wakes=self._steps.wakes,
             completion_events=self._steps.events,
             completions=self._steps.delivered,
+            refused_accesses=self.refused_accesses,
         )
         caches = map(_of_cache, list(self._caches))
         return DeviceStatistics._sum([self._gone.value, own, *caches])

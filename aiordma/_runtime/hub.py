@@ -23,7 +23,7 @@ import anyio
 from aiordma._base.enums import AsyncEventType, Transport
 from aiordma._base.errors import DeviceEventError, VerbsCallError, check_negative_errno, detached
 from aiordma._base.provider import SOFTWARE
-from aiordma._loop.event_loop import EventLoop, Timer
+from aiordma._loop.event_loop import EventLoop, Timer, require_here
 from aiordma._loop.threads import ACCEPTS, in_thread
 from aiordma._native import BATCH, Drain, InFlightTable, ffi
 from aiordma._requests.pool import BufferPool
@@ -81,7 +81,8 @@ class DeviceHub:
     in any thread, all other methods only on the loop's. `on_failure` has a callback of each user.
     They are called once, when the device fails and completes no more requests.
 
-    The hub passes the device's asynchronous events on by the object's address (`key`). The
+    The hub passes the device's asynchronous events on by the number of the queue pair, or by the
+    object's address (`key`): a new queue pair can have the address of an event's. The
     callbacks in `on_queue_pair_error` are called after a queue pair's error, with a short delay,
     unless the endpoint has ended for a more precise cause by then. The callbacks in
     `on_object_event` get the type of every other event of an object. Add a callback when the object
@@ -150,6 +151,15 @@ class DeviceHub:
         self.loop.watch(self.context.async_fd, self._async_readable)
         self._arms = not self.loop.poll(self.steps)
         self.drain()  # arms the queue, unless the loop does before it sleeps
+
+    def require_here(self, what: object) -> None:
+        """Check that the event loop runs here, and let the engine post for it.
+
+        Raises:
+            EventLoopError, ForkError: as `require_here` of the event loop.
+        """
+        require_here(self.loop, what)
+        self.steps.settle()
 
     def message_limit(self, port: int) -> int:
         """Return the length of the longest message on a port. The driver is asked once."""
@@ -402,23 +412,25 @@ class DeviceHub:
             if any(shared.queue.key == event.key for shared in self._queues):
                 self._fail(DeviceEventError(kind, f"a completion queue of {name}"))
         elif kind in QUEUE_PAIR_ERRORS:
-            report = self.on_queue_pair_error.get(event.key)
+            report = self.on_queue_pair_error.get(event.qp_num)
             if report is not None:
                 error = DeviceEventError(kind, f"a queue pair of {name}")
-                # siw raises the event just before the completion with the request's error.
+                # siw raises the event just before the completion with the request's error. For
+                # a refused access of the peer's, there is no completion.
+                is_precise = kind is AsyncEventType.QP_ACCESS_ERR
                 self.loop.call_later(
-                    PRECISE_CAUSE_SECONDS,
-                    lambda: self._report_queue_pair_error(event.key, report, error),
+                    0 if is_precise else PRECISE_CAUSE_SECONDS,
+                    lambda: self._report_queue_pair_error(event.qp_num, report, error),
                 )
         elif event.key:
-            handle = self.on_object_event.get(event.key)
+            handle = self.on_object_event.get(event.qp_num or event.key)
             if handle is not None:
                 handle(kind)
         else:
             logger.info("%s: %s on port %d", name, kind.name, event.port)
 
     def _report_queue_pair_error(
-        self, key: int, report: Callable[[DeviceEventError], None], error: DeviceEventError
+        self, qp_num: int, report: Callable[[DeviceEventError], None], error: DeviceEventError
     ) -> None:
         if self._stopped:
             return
@@ -426,14 +438,13 @@ class DeviceHub:
             self.drain()
         finally:  # a done callback may raise an interrupt
             # Otherwise a more precise cause has ended it.
-            if self.on_queue_pair_error.get(key) == report:
+            if self.on_queue_pair_error.get(qp_num) == report:
                 report(error)
 
-    def forget_queue_pair(self, key: int) -> None:
-        """Deliver no more events of a queue pair. Call this before destroying it, because a new
-        queue pair can then get its address."""
-        self.on_queue_pair_error.pop(key, None)
-        self.on_object_event.pop(key, None)
+    def forget_queue_pair(self, qp_num: int) -> None:
+        """Deliver no more events of a queue pair. Call this before destroying it."""
+        self.on_queue_pair_error.pop(qp_num, None)
+        self.on_object_event.pop(qp_num, None)
 
     # -- the watchdog -------------------------------------------------------------------------
 

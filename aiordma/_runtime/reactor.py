@@ -131,6 +131,12 @@ class Reactor:
         channel._is_left_to_owner = lambda: not loop.is_running
         loop.watch(channel.fd, self._readable)
 
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether this process is a forked child of the process that opened the reactor: then what
+        it has is the parent's, and so are the descriptors that its loop watches."""
+        return self._process != here.pid
+
     # -- what the loop's end closes -------------------------------------------------------------
 
     def enter(self, closable: Closable) -> None:
@@ -139,8 +145,7 @@ class Reactor:
         Raises:
             ForkError: this process is a forked child of the process that opened the reactor.
         """
-        if self._process != here.pid:
-            require_same_process(self._process, "this event loop's RDMA channel")
+        require_same_process(self._process, "this event loop's RDMA channel")
         self.closables[closable] = None
 
     def leave(self, closable: Closable) -> None:
@@ -168,7 +173,7 @@ class Reactor:
         Args:
             until: no more events once this is true, whose answer an event can change.
         """
-        if self.ended or self._destroying or self._process != here.pid:
+        if self.ended or self._destroying or self._is_inherited:
             return False
         if not self._taking:
             self._taken = 0
@@ -380,6 +385,8 @@ class Reactor:
         try:
             await self._end_or_cancellation()
         except GeneratorExit:
+            if self._is_inherited:
+                raise
             # The loop was closed with its tasks pending, and is being collected.
             self.loop.abandon()
             left = _left_open(list(self.closables))
@@ -393,6 +400,8 @@ class Reactor:
         except GeneratorExit:
             raise
         except BaseException:
+            if self._is_inherited:
+                raise
             # What the program opens from now on is not closed here: if the loop goes on, because
             # the program itself has cancelled all tasks, it is used.
             known = set(self.closables)
@@ -427,6 +436,8 @@ class Reactor:
         """Close the reactor, unless an object, a connect or a call in a worker thread uses it. What
         has leaked uses it for ever."""
         if self.ended or self.closables or self._unwanted or self.is_leaking or self.loop.calls:
+            return
+        if self._is_inherited:
             return
         if self._handlers and not self.loop.has_ended:
             return
@@ -479,7 +490,7 @@ class Reactor:
         while True:
             # Before its callback is taken: a call that has returned by now has left its callback.
             # A forked child has none of the threads, nor has an interpreter that ends.
-            waits = self.loop.calls and self._process == here.pid and not sys.is_finalizing()
+            waits = self.loop.calls and not self._is_inherited and not sys.is_finalizing()
             for callback in self.loop.undelivered():
                 _call_or_log(callback)
             while self.loop.returned:

@@ -31,6 +31,10 @@ class RequestSpans:
     def __call__(self, requests: Sequence[TracedRequest]) -> None:
         """Make the spans of these requests."""
         for request in requests:
+            host, _, port = (request.peer or "").rpartition(":")
+            peer: dict[str, str | int] = {}
+            if port:
+                peer = {"network.peer.address": host.strip("[]"), "network.peer.port": int(port)}
             span = self._tracer.start_span(
                 f"rdma {request.operation}",
                 kind=SpanKind.CONSUMER if request.operation == "RECV" else SpanKind.PRODUCER,
@@ -41,7 +45,7 @@ class RequestSpans:
                     "rdma.status": request.status,
                     "rdma.device": request.device,
                     "rdma.qp_num": request.qp_num,
-                    **({} if request.peer is None else {"network.peer.address": request.peer}),
+                    **peer,
                 },
             )
             if request.status != SUCCESS:

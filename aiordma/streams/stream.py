@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from math import inf
 from socket import AF_INET, AF_INET6, AddressFamily
-from threading import get_ident
 from typing import Any, TypeVar
 
 import anyio
@@ -361,9 +360,7 @@ class Stream(ByteStream):
             await checkpoint_if_cancelled()
 
     def _require_here(self) -> None:
-        self._endpoint.require_same_process()
-        if self._endpoint.loop.thread != get_ident():
-            self._endpoint.require_own_loop()
+        self._endpoint.require_own_loop()
 
     def _require_open(self) -> None:
         if self._path.closed:

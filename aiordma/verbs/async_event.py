@@ -45,13 +45,15 @@ class AsyncEvent:
 
     `port` is the number of the port that the event concerns, or 0. `key` is the `key` of the queue
     pair, completion queue or shared receive queue that it concerns, or 0. `resource` is this
-    object, None if it has been closed or belongs to another context.
+    object, None if it has been closed or belongs to another context. `qp_num` is the number of the
+    queue pair that it concerns, or 0: an address can be that of another queue pair soon.
     """
 
     type: AsyncEventType
     port: int = 0
     key: int = 0
     resource: Resource | None = None
+    qp_num: int = 0
 
 
 def take_async_event(provider: Provider, pointer: Any) -> AsyncEvent | None:
@@ -68,7 +70,7 @@ def take_async_event(provider: Provider, pointer: Any) -> AsyncEvent | None:
         return None
     kind = AsyncEventType(raw.event)
     if kind in _OF_AN_OBJECT:
-        return AsyncEvent(kind, key=raw.element)
+        return AsyncEvent(kind, key=raw.element, qp_num=raw.qp_num)
     if kind is AsyncEventType.DEVICE_FATAL:
         return AsyncEvent(kind)
     return AsyncEvent(kind, port=raw.element)

@@ -166,7 +166,12 @@ def test_a_drained_send_queue_is_reported_if_requested(device: DeviceUnderTest) 
         for wanted in (0, 1):
             end.pair.modify(QueuePairState.SQD, en_sqd_async_notify=wanted)
             events = list(iter(end.context.take_async_event, None))
-            expected = AsyncEvent(AsyncEventType.SQ_DRAINED, key=end.pair.key, resource=end.pair)
+            expected = AsyncEvent(
+                AsyncEventType.SQ_DRAINED,
+                key=end.pair.key,
+                resource=end.pair,
+                qp_num=end.pair.qp_num,
+            )
             assert events == ([expected] if wanted else [])
             end.pair.modify(QueuePairState.RTS)
 

@@ -10,10 +10,11 @@ import anyio
 import pytest
 
 import aiordma
+from aiordma._base.provider import SOFTWARE
 from aiordma._base.socket_address import address_text
 from tests.alike import alike
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
-from tests.devices import ADDRESS, DeviceUnderTest
+from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.forked import python
 
 pytestmark = pytest.mark.anyio
@@ -193,3 +194,18 @@ async def test_flush_by_the_peer_names_the_peer() -> None:
         peer = re.escape(address_text(server.peer_address))
         with pytest.raises(aiordma.FlushedError, match=f"flushed.*: peer {peer} disconnected$"):
             await receive
+
+
+@pytest.mark.promise("Messages arrive whole and in order")
+@pytest.mark.one_kernel_device
+async def test_owner_learns_of_a_refused_access() -> None:
+    """rxe reports no event: its queue pair is flushed before the peer disconnects."""
+    async with connected() as (client, server):
+        region = server.register(bytearray(100), aiordma.Access.REMOTE_READ)
+        with pytest.raises(aiordma.RemoteAccessError):
+            await client.write(b"evil", region.remote()[:4])
+        await client.aclose()
+        with pytest.raises((aiordma.DeviceEventError, aiordma.FlushedError)) as refused:
+            await server.receive()
+        if DEVICE == SOFTWARE:
+            assert "QP_ACCESS_ERR" in str(refused.value)

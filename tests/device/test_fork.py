@@ -2,17 +2,20 @@
 the child opens itself works."""
 
 import asyncio
+import copy
 import gc
 import multiprocessing
 import os
+import pickle
 import re
 import select
 import signal
 import subprocess
 import sys
+import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
@@ -110,6 +113,130 @@ async def test_use_in_a_forked_child_raises_fork_error() -> None:
             group.start_soon(accept_and_close, listener)
             async with await aiordma.connect(ADDRESS, port):
                 pass
+
+
+class Leaving(Exception):
+    """What a child raises to leave its parent's event loop."""
+
+
+async def exits(_: aiordma.WorkRequest) -> None:
+    sys.exit(0)
+
+
+async def raises(_: aiordma.WorkRequest) -> None:
+    raise Leaving
+
+
+async def awaits(posted: aiordma.WorkRequest) -> None:
+    with pytest.raises(aiordma.ForkError, match=r"forked child.*open it anew"):
+        await posted
+
+
+async def goes_on(_: aiordma.WorkRequest) -> None:
+    for _turn in range(100):
+        await asyncio.sleep(0)  # asyncio has no timers in such a child
+
+
+async def post_eight(one: aiordma.Connection) -> list[aiordma.WorkRequest]:
+    """Post messages, whose completions and arrivals then wait: no loop takes them."""
+    posted = [one.post_send(b"%d" % number) for number in range(8)]
+    time.sleep(0.5)  # noqa: ASYNC251 - on the loop's thread, which must not run
+    return posted
+
+
+def wait_for_child(pid: int) -> None:
+    """Wait on the event loop's thread: the loop must not run."""
+    os.waitpid(pid, 0)
+
+
+async def nothing_was_taken(
+    posted: list[aiordma.WorkRequest], one: aiordma.Connection, other: aiordma.Connection
+) -> None:
+    # asyncio's own fault: a child that closes an inherited loop takes the descriptor by which
+    # threads wake it out of the epoll that the parent shares. Timers still wake it.
+    beat = asyncio.create_task(beats())
+    for request in posted:
+        await asyncio.wait_for(request, SECONDS)
+    for number in range(8):
+        assert await asyncio.wait_for(other.receive(), SECONDS) == b"%d" % number
+    await both_ways(one, other)
+    await one.aclose()
+    await other.aclose()
+    beat.cancel()
+
+
+async def beats() -> None:
+    while True:
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.promise("Fork safety")
+@pytest.mark.parametrize("child", [exits, raises, awaits, goes_on])
+def test_child_leaves_completions_to_its_parent(
+    child: Callable[[aiordma.WorkRequest], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A child that ends the loop in whose task it was forked, by `asyncio.run`."""
+    reading, writing = os.pipe()
+    pid = -1
+
+    async def main() -> None:
+        nonlocal pid
+        async with connected() as (one, other):
+            posted = await post_eight(one)
+            pid = os.fork()
+            if not pid:
+                signal.alarm(SECONDS)
+                await child(posted[0])
+                return
+            wait_for_child(pid)
+            await nothing_was_taken(posted, one, other)
+
+    try:
+        asyncio.run(main())
+    except (SystemExit, Leaving):
+        if pid:
+            raise
+    except BaseException:
+        if pid:
+            raise
+        os.write(writing, traceback.format_exc().encode()[-3000:])
+    finally:
+        if not pid:
+            gc.collect()
+            os.write(writing, caplog.text.encode()[-3000:])
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert pipe.read() == ""
+
+
+@pytest.mark.promise("Fork safety")
+@pytest.mark.parametrize("how", ["collects", "closes", "runs"])
+def test_inherited_loop_takes_nothing(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def opened() -> tuple[Any, ...]:
+        context = connected()
+        one, other = await context.__aenter__()
+        return context, await post_eight(one), one, other
+
+    loop = asyncio.new_event_loop()
+    kept = loop.run_until_complete(opened())
+
+    def use() -> None:
+        nonlocal loop, kept
+        if how == "closes":
+            loop.close()
+        elif how == "runs":
+            loop.run_until_complete(asyncio.sleep(0.1))
+        else:
+            del loop, kept
+        gc.collect()
+        assert caplog.text == ""
+
+    assert in_child(use) == ""
+    with closing(loop):
+        context, *rest = kept
+        loop.run_until_complete(nothing_was_taken(*rest))
+        loop.run_until_complete(context.__aexit__(None, None, None))
 
 
 def step_to_end(made: object) -> None:
@@ -340,3 +467,16 @@ def test_pools_of_processes_work_beside_live_connections(
         timeout=SECONDS,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.natively
+@pytest.mark.anyio
+@one_loop
+async def test_objects_of_a_process_cannot_be_pickled_or_copied() -> None:
+    async with await aiordma.listen(ADDRESS) as listener, connected() as (one, _):
+        for each in (listener, one, one.chain()):
+            for call in (pickle.dumps, copy.copy):
+                with pytest.raises(
+                    TypeError, match=r"<.*> cannot be pickled or copied: it belongs"
+                ):
+                    call(each)

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import mmap
 import random
 import threading
 import weakref
@@ -322,3 +323,25 @@ async def test_connections_pin_their_receives_only(options: dict[str, Any], each
         assert 2 * count * each <= grown <= 2 * count * each + slab
         await stack.aclose()
         assert pinned_kib() - before <= slab
+
+
+@pytest.mark.parametrize("operation", ["write", "read", "send"])
+async def test_large_buffer_is_free_when_the_await_returns(operation: str) -> None:
+    """More than 1 MiB is deregistered in a thread: nobody has to wait for that."""
+    size = staging.THREAD_LIMIT + 4096
+    async with connected(server=OWN_RECEIVES) as (client, server):
+        region = server.register(bytearray(size), REMOTE)
+        buffer = bytearray(size)
+        for _ in range(5):
+            if operation == "write":
+                await client.write(buffer, region.remote())
+            elif operation == "read":
+                await client.read(region.remote(), buffer)
+            else:
+                receive = server.post_recv(region)
+                await client.send(buffer)
+                await receive
+            buffer.append(1)
+            buffer.pop()
+        with mmap.mmap(-1, size) as mapped:
+            await client.write(mapped, region.remote())

@@ -90,7 +90,7 @@ async def test_event_of_the_queue_pair_names_the_peer() -> None:
     async with connected() as (_, server):
         pair = queue_pair_of(server)
         assert pair is not None
-        inject(server, AsyncEvent(AsyncEventType.QP_FATAL, key=pair.key))
+        inject(server, AsyncEvent(AsyncEventType.QP_FATAL, qp_num=pair.qp_num))
         error = await raised(server.receive)
         assert isinstance(error, aiordma.DeviceEventError)
         assert error.what == f"the connection to {name_of_peer(server)} on {server.device_name}"

@@ -136,7 +136,7 @@ async def test_a_queue_pair_that_fails_ends_its_connection_with_the_event(
         receive = server.post_recv(bytearray(8))
         pair = queue_pair_of(server)
         assert pair is not None
-        inject(server, AsyncEvent(kind, key=pair.key))
+        inject(server, AsyncEvent(kind, qp_num=pair.qp_num))
         with pytest.raises(aiordma.FlushedError) as flushed:
             await receive
         cause = flushed.value.__cause__
@@ -279,3 +279,14 @@ def test_loops_in_two_threads_each_hear_the_events_of_their_shared_context() -> 
         thread.join(60)
     once = [AsyncEventType.SRQ_LIMIT_REACHED]
     assert heard == {"asyncio": once, "trio": once}
+
+
+@pytest.mark.anyio
+async def test_event_of_a_destroyed_queue_pair_spares_the_next_at_its_address() -> None:
+    async with connected() as (_, server):
+        pair = queue_pair_of(server)
+        assert pair is not None
+        kind = AsyncEventType.QP_ACCESS_ERR
+        inject(server, AsyncEvent(kind, key=pair.key, qp_num=pair.qp_num ^ 1))
+        await anyio.sleep(0.2)
+        assert server.is_connected

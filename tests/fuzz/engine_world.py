@@ -143,9 +143,10 @@ class EngineWorld(World):
         self.send_slots, self.receive_slots = Slots(), Slots()
         self.send_slots.total = self.send_slots.free = self.options.max_send_wr
         self.receive_slots.total = self.receive_slots.free = self.options.max_recv_wr
+        self.drain = Drain(hub, 0, 0, self.table)
         self.port = Port(
             owner,
-            Drain(hub, 0, 0, self.table),
+            self.drain,
             self.send_slots,
             self.receive_slots,
             OpenRequests(),

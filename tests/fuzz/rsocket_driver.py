@@ -139,7 +139,7 @@ class World:
             domain=None,
             loop=loop,
             fail=self._fail,
-            require_same_process=lambda: None,
+            require_own_loop=lambda: None,
         )
         self.sends: deque[Any] = deque()
         self.receives: deque[tuple[Any, Memory]] = deque()

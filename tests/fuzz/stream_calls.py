@@ -58,6 +58,8 @@ class CallsPlay(Play):
         self._check()
 
     async def _turn(self, chosen: int) -> None:
+        if isinstance(self._world, EngineWorld):
+            self._world.drain.settle()  # each step is another run of the loop
         self._steps[chosen % len(self._steps)]()
         if self.settles or chosen & 0x80:
             await _settle()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aiordma._base.enums import Transport
+from aiordma._base.process import here
 from aiordma._loop.event_loop import current_event_loop
 from aiordma._native import ffi
 from aiordma._requests.registrations import RegistrationCache
@@ -53,6 +54,7 @@ class Loop:
     has_ended = False
     is_running = True
     thread = 0
+    process = here.pid
 
     def is_running_here(self) -> bool:
         return True

@@ -60,6 +60,9 @@ class Library:
         return take_async_event(provider, ffi.NULL)
 
 
+OBJECT = ffi.new("char[1024]")  # for any object: its fields are 0
+ADDRESS = int(ffi.cast("uintptr_t", OBJECT))
+
 PORT = {
     AsyncEventType.PORT_ACTIVE,
     AsyncEventType.PORT_ERR,
@@ -74,14 +77,14 @@ PORT = {
 @pytest.mark.parametrize("kind", AsyncEventType)
 def test_each_type_says_which_port_or_object_it_is_about(kind: AsyncEventType) -> None:
     library = Library()
-    library.waiting.append((kind, 3 if kind in PORT else 0x7F00_1234_5670))
+    library.waiting.append((kind, 3 if kind in PORT else ADDRESS))
     event = library.take()
     if kind in PORT:
         assert event == AsyncEvent(kind, port=3)
     elif kind is AsyncEventType.DEVICE_FATAL:
         assert event == AsyncEvent(kind)
     else:
-        assert event == AsyncEvent(kind, key=0x7F00_1234_5670)
+        assert event == AsyncEvent(kind, key=ADDRESS)
     assert library.acknowledged == 1
     assert library.take() is None
 

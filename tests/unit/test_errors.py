@@ -281,6 +281,13 @@ def test_an_error_survives_pickling_and_copying(error: RdmaError) -> None:
             assert (again.errno, again.strerror) == (error.errno, error.strerror)
 
 
+def test_pickled_partial_post_leaves_its_requests() -> None:
+    error = errors.PartialPostError(errno.ENOMEM, "ibv_post_send", "no room", [lambda: None])
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.posted, again.refused, str(again)) == ([], 1, str(error))
+    assert detached(error).posted == error.posted
+
+
 # -- copies of what is stored ---------------------------------------------------------------------
 
 

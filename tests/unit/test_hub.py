@@ -397,8 +397,8 @@ def test_object_event_calls_its_registered_callback(device: Device) -> None:
         AsyncEventType.QP_LAST_WQE_REACHED,
     )
     for kind in kinds:
-        for key in (0x10, 0x20, 0x30):
-            hub.handle_async_event(AsyncEvent(kind, key=key))
+        for key, qp_num in ((0x20, 0x10), (0x20, 0), (0x20, 0x30)):
+            hub.handle_async_event(AsyncEvent(kind, key=key, qp_num=qp_num))
     hub.handle_async_event(AsyncEvent(AsyncEventType.PORT_ERR, port=1))
     assert failed == []
     loop.fire()
@@ -418,7 +418,7 @@ def test_a_queue_pairs_event_counts_for_less_than_its_completion(device: Device)
         hub.forget_queue_pair(0x10)  # as the queue pair's owner does
 
     wr_id = hub.in_flight.add(Request(end))
-    hub.handle_async_event(AsyncEvent(AsyncEventType.QP_FATAL, key=0x10))
+    hub.handle_async_event(AsyncEvent(AsyncEventType.QP_FATAL, qp_num=0x10))
     device.complete(wr_id)
     loop.fire()
     assert len(hub.in_flight) == 0

@@ -96,3 +96,42 @@ def test_address_that_was_added_in_a_shortage_is_learnt(
     """Without a file descriptor, the device cannot list the addresses when it is notified."""
     monkeypatch.setenv("LD_PRELOAD", str(library))
     run_alone(ADDED)
+
+
+ROUTED = """
+import asyncio, sys
+import aiordma
+from tests.connections import connected
+from tests.network import ip
+
+async def main():
+    for one, other in (("127.0.0.2", "127.0.1.1"), ("10.99.1.1", "10.99.1.2")):
+        for host in (one, "0.0.0.0"):
+            async with aiordma.listen(host, 0) as listener:
+                accepting = asyncio.create_task(listener.accept())
+                async with aiordma.connect(one, listener.port) as client, await accepting as server:
+                    await client.send(b"message")
+                    print(await server.receive(), client.peer_address[0])
+        async with aiordma.open_datagram(one) as here, aiordma.open_datagram(other) as there:
+            destination = await here.resolve(other, there.port)
+            await here.send(b"datagram", destination)
+            message = await there.receive()
+            await there.send(b"back", message.source)
+            print(message.data, (await here.receive()).data)
+    for absent in ("10.98.1.1", "127.255.255.255", "239.1.1.1"):
+        try:
+            await aiordma.open_datagram(absent)
+        except aiordma.RdmaError as error:
+            print(type(error).__name__)
+
+ip("link set lo up", "route add local 10.99.0.0/16 dev lo")
+asyncio.run(main())
+"""
+
+
+def test_every_local_address_works() -> None:
+    """Those of 127.0.0.0/8 and of local routes, which no interface has."""
+    expected = []
+    for host in ("127.0.0.2", "10.99.1.1"):
+        expected += [f"b'message' {host}"] * 2 + ["b'datagram' b'back'"]
+    assert run_alone(ROUTED).splitlines() == expected + ["VerbsCallError"] * 3

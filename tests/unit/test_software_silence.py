@@ -12,6 +12,7 @@ import pytest
 from aiordma._base.options import ConnectionOptions
 from tests.connections import connected
 from tests.device.test_dead_peers import check_times, cut_loopback
+from tests.network import run_alone
 
 
 @pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
@@ -30,6 +31,37 @@ def test_silence_is_noticed_without_confirmations() -> None:
         "NO KEEPALIVE": "connected",
         "CLOSE": "closed",
     }
+
+
+_VANISHES = """
+import asyncio, aiordma
+from tests.connections import connected
+from tests.network import ip
+
+async def read_on(connection, memory, into):
+    while True:
+        await connection.read(memory, into)
+
+async def main():
+    async with connected("127.0.0.1") as (client, server):
+        memory = server.register(bytearray(1 << 22), aiordma.Access.REMOTE_READ).remote()
+        into = client.register(bytearray(1 << 22))
+        reading = asyncio.gather(*[read_on(client, memory, into) for _ in range(4)])
+        receiving = asyncio.create_task(server.receive())
+        await asyncio.sleep(0.2)
+        ip("link set lo down")
+        await asyncio.wait([reading, receiving], timeout=30)
+        print(type(reading.exception()).__name__, type(receiving.exception()).__name__)
+
+ip("link set lo up")
+asyncio.run(main())
+"""
+
+
+@pytest.mark.promise("Messages arrive whole and in order")
+def test_vanished_peer_is_not_end_of_stream() -> None:
+    """This side has no request in flight: only TCP's bytes of its answers are unacknowledged."""
+    assert run_alone(_VANISHES).split() == ["RetryExceededError", "RetryExceededError"]
 
 
 def tcp_socket(port: int) -> socket.socket:

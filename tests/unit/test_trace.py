@@ -219,3 +219,20 @@ async def test_each_request_is_a_span() -> None:
     failed = [span for span in exporter.get_finished_spans() if span.name == "rdma RDMA_READ"]
     assert [span.status.status_code for span in failed] == [StatusCode.ERROR]
     assert failed[0].status.description == "REM_ACCESS_ERR"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_ordinary_close_makes_no_error_span(host: str) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with aiordma.trace(RequestSpans(provider.get_tracer("test"))):
+        async with aiordma.testing.connected_pair(host) as (client, server):
+            await client.send(b"hello")
+            await server.receive()
+            assert client.peer_address is not None
+            port = client.peer_address[1]
+    spans = exporter.get_finished_spans()
+    assert [each.status.status_code for each in spans] == [StatusCode.UNSET] * 2
+    (sent,) = (each.attributes for each in spans if each.name == "rdma SEND")
+    assert sent is not None
+    assert (sent["network.peer.address"], sent["network.peer.port"]) == (host, port)

@@ -7,7 +7,7 @@
 /* An asynchronous event, copied and acknowledged. element: a port number or an address. */
 struct aiordma_async_event {
     uint32_t event;
-    uint32_t reserved;
+    uint32_t qp_num; /* of a queue pair's event; else 0 */
     uint64_t element;
 };
 

@@ -71,7 +71,7 @@ static void notify_refused(PooledReceives *receives, int error)
 static int is_usable(const Port *port)
 {
     return port->can_receive && (port->queue_pair || port->shared) &&
-           port->process == engine_process;
+           port->drain->process == engine_process;
 }
 
 /* Make the request of a block, with its slot. It holds the block. Returns an errno. */

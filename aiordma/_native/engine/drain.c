@@ -29,6 +29,7 @@ static PyObject *drain_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     drain->data.capacity = ENGINE_BATCH;
     drain->poll_now = poll_now;
     drain->enabled = 1;
+    drain->process = engine_process;
     return (PyObject *)drain;
 }
 
@@ -37,12 +38,14 @@ static int drain_traverse(Drain *drain, visitproc visit, void *arg)
     Py_VISIT(drain->hub);
     Py_VISIT(drain->table);
     Py_VISIT(drain->woken);
+    Py_VISIT(drain->running);
     return 0;
 }
 
 static int drain_clear(Drain *drain)
 {
     Py_CLEAR(drain->woken);
+    Py_CLEAR(drain->running);
     return 0;
 }
 
@@ -54,6 +57,13 @@ static void drain_dealloc(Drain *drain)
     Py_XDECREF(drain->table);
     PyMem_Free(drain->data.queues);
     Py_TYPE(drain)->tp_free((PyObject *)drain);
+}
+
+static PyObject *drain_settle(Drain *drain, PyObject *none)
+{
+    (void)none;
+    engine_settle(drain);
+    Py_RETURN_NONE;
 }
 
 static PyObject *drain_set_queues(Drain *drain, PyObject *list)
@@ -162,7 +172,7 @@ static PyObject *drain_step(Drain *drain, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "pp", &arm, &direct))
         return NULL;
-    if (drain->draining)
+    if (drain->draining || !engine_takes(drain))
         return PyLong_FromLong(0);
     drain->crossings++;
     long error = engine_path->take_events(&drain->data), count = 0;
@@ -172,7 +182,7 @@ static PyObject *drain_step(Drain *drain, PyObject *args)
      * Arm as late as possible: requests that the woken tasks posted, and that completed at once,
      * need no event. Then poll once more, because a completion before the arming makes no event.
      */
-    if (error >= 0 && arm && drain->enabled && !drain->draining && !drain->data.more) {
+    if (error >= 0 && arm && engine_takes(drain) && !drain->draining && !drain->data.more) {
         error = engine_path->arm_queues(&drain->data);
         if (!error) {
             error = poll_and_deliver(drain, direct);
@@ -230,7 +240,7 @@ static void drain_soon(Drain *drain)
  */
 static void poll_now(Drain *drain)
 {
-    if (!drain->enabled || drain->draining || drain->head < drain->tail)
+    if (!engine_takes(drain) || drain->draining || drain->head < drain->tail)
         return;
     if (drain->fruitless >= FRUITLESS && ++drain->left_out % SELDOM)
         return;
@@ -260,6 +270,9 @@ static PyMethodDef methods[] = {
     {"set_queues", (PyCFunction)drain_set_queues, METH_O,
      "set_queues($self, addresses, /)\n--\n\n"
      "Set the completion queues, by their addresses. Queues that it has stay armed."},
+    {"settle", (PyCFunction)drain_settle, METH_NOARGS,
+     "settle($self, /)\n--\n\n"
+     "Let the ports post: their event loop runs here, or stands still and this is its thread."},
     {"step", (PyCFunction)drain_step, METH_VARARGS,
      "step($self, arm, direct, /)\n--\n\n"
      "Take the channel's events, poll a batch and deliver it; then arm the queues that are not\n"

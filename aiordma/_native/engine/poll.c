@@ -23,3 +23,9 @@ void engine_watch_over(Drain *drain)
     if (!result)
         engine_log("starting the watchdog for lost completion events failed", drain->hub);
 }
+
+void engine_settle(Drain *drain)
+{
+    drain->thread = PyThread_get_thread_ident();
+    Py_XSETREF(drain->running, Py_XNewRef(PyThreadState_Get()->async_gen_firstiter));
+}

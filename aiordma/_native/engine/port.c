@@ -16,8 +16,7 @@ Port *engine_new_port(PyTypeObject *type, PyObject *owner, PyObject *drain, PyOb
     port->open = (OpenRequests *)Py_NewRef(open);
     port->loop = loop == Py_None ? NULL : Py_NewRef(loop);
     port->domain = Py_NewRef(domain);
-    port->process = engine_process;
-    port->thread = PyThread_get_thread_ident();
+    engine_settle(port->drain);
     return port;
 }
 

@@ -55,8 +55,6 @@ typedef struct {
     struct engine_destinations destinations;
     Senders *senders; /* of those that arrive, or NULL */
     unsigned long long max_datagram;
-    unsigned int process;
-    unsigned long thread; /* the event loop's */
     char ready, can_send_datagrams, can_receive, can_read, can_atomics, can_immediate,
         can_invalidate, can_bind;
     char notifies_owner; /* of each completion */
@@ -76,13 +74,18 @@ int engine_traverse_port(Port *port, visitproc visit, void *arg);
 int engine_clear_port(Port *port);
 void engine_free_port(Port *port);
 
-/* Whether this is the port's process and its thread. */
+/*
+ * Whether the port's event loop runs here: its process, its thread, and its run. A run sets the
+ * thread's hook for asynchronous generators to a bound method of its own.
+ */
 static inline int engine_is_here(const Port *port)
 {
-    return port->process == engine_process && port->thread == PyThread_get_thread_ident();
+    const Drain *drain = port->drain;
+    return drain->process == engine_process && drain->thread == PyThread_get_thread_ident() &&
+           drain->running == PyThreadState_Get()->async_gen_firstiter;
 }
 
-/* Whether `may` holds, the port has a queue, and this is the port's process and its thread. */
+/* Whether `may` holds, the port has a queue, and its event loop runs here. */
 static inline int engine_usable(const Port *port, int may)
 {
     return may && (port->queue_pair || port->shared) && engine_is_here(port);

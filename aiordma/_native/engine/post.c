@@ -267,7 +267,6 @@ static PyMemberDef members[] = {
      "Whether its receives are pooled receives for messages, not the program's own."},
     {"notifies_owner", T_BOOL, offsetof(Port, notifies_owner), 0,
      "Whether the owner is notified of each completion."},
-    {"thread", T_ULONG, offsetof(Port, thread), 0, "The only thread that may post."},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -152,14 +152,17 @@ static void count_end(const Request *request, const struct aiordma_completion *c
 {
     if (!request->open || !request->wr_id)
         return; /* it was not posted */
-    if (engine_tracing)
+    /* A receive of our own that the end of its queue flushes is neither traced nor a failure. */
+    int is_unused = request->is_receive && request->poster &&
+                    (!completion || completion->status == IBV_WC_WR_FLUSH_ERR);
+    if (engine_tracing && !is_unused)
         record(request, completion);
     struct engine_ended *ended = &request->open->ended;
     if (request->is_receive)
         ended->receives++;
     else
         ended->sends++;
-    if (!completion) {
+    if (!completion || is_unused) {
         ended->discarded++;
         return;
     }

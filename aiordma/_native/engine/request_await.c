@@ -109,7 +109,7 @@ PyObject *engine_await_request(Request *request, PyObject *awaited,
         PyErr_Format(PyExc_RuntimeError, "%R is part of a chain that is not posted yet", request);
         return NULL;
     }
-    if (request->port && request->port->thread != PyThread_get_thread_ident()) {
+    if (request->port && !engine_is_here(request->port)) {
         PyObject *ours = PyObject_CallMethodNoArgs(request->owner, engine_given.require_own_loop);
         if (!ours)
             return NULL;

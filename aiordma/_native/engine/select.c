@@ -100,7 +100,7 @@ static enum end deliver(Spinner *spinner, Drain *drain, int found)
 
 static int is_at_rest(const Drain *drain)
 {
-    return drain->enabled && !drain->draining;
+    return engine_takes(drain) && !drain->draining;
 }
 
 /* Poll each drain once, and deliver its completions; if `arm`, arm its queues before. */
@@ -135,7 +135,7 @@ static enum end serve(Spinner *spinner, PyObject *drains, const struct epoll_eve
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(drains); i++) {
         Drain *drain = (Drain *)PyTuple_GET_ITEM(drains, i);
         int is_ready = 0;
-        if (!drain->enabled)
+        if (!engine_takes(drain))
             continue; /* its channel may be destroyed */
         for (int j = 0; j < count; j++)
             is_ready |= ready[j].data.fd == drain->data.channel->fd;

@@ -229,7 +229,6 @@ static PyMemberDef members[] = {
     {"can_receive", T_BOOL, offsetof(Port, can_receive), 0, "Whether receives may be posted."},
     {"notifies_owner", T_BOOL, offsetof(Port, notifies_owner), 0,
      "Whether the owner is notified of each completion."},
-    {"thread", T_ULONG, offsetof(Port, thread), 0, "The only thread that may post."},
     {NULL, 0, 0, 0, NULL},
 };
 

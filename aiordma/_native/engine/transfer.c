@@ -32,7 +32,7 @@ static int may_go_on(StreamPath *path)
     return may;
 }
 
-/* Whether the stream is open, and this is asyncio's loop and its thread. */
+/* Whether the stream is open, and its loop, which is asyncio's, runs here. */
 static int is_open_here(const StreamPath *path)
 {
     const Port *port = path->port;

@@ -85,15 +85,6 @@ int sw_check_port(struct sw_identifier *identifier, int may_share)
     return 0;
 }
 
-/* All of 127/8 is local, though the interfaces have only one of them. TCP accepts all of them. */
-static int is_loopback(const struct sw_identifier *identifier)
-{
-    const struct sockaddr_in *four = &identifier->ibv.route.addr.src_sin;
-
-    return sw_is_stream(identifier) && four->sin_family == AF_INET &&
-           ntohl(four->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-}
-
 int sw_bind_device(struct sw_identifier *identifier)
 {
     struct rdma_addr *addresses = &identifier->ibv.route.addr;
@@ -102,7 +93,7 @@ int sw_bind_device(struct sw_identifier *identifier)
     if (is_wildcard(&addresses->src_addr))
         return 0;
     sw_gid_of(&addresses->src_addr, &gids->sgid);
-    if (!is_loopback(identifier) && sw_gid_index(&gids->sgid) < 0)
+    if (sw_is_stream(identifier) ? !sw_is_local(&gids->sgid) : sw_gid_index(&gids->sgid) < 0)
         return errno;
     if (addresses->dst_addr.sa_family)
         sw_gid_of(&addresses->dst_addr, &gids->dgid);
@@ -180,7 +171,7 @@ static int is_own(const struct sockaddr *destination, struct sockaddr_storage *f
         (IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr) || IN6_IS_ADDR_V4MAPPED(&six->sin6_addr)))
         return 0;
     sw_gid_of(destination, &gid);
-    if (sw_gid_index(&gid) < 0)
+    if (!sw_has_gid(&gid))
         return 0;
     sw_address_of(&gid, found);
     return 1;

@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@ enum {
     RETRY_MILLISECONDS = 100,   /* a listener's, after a lack of descriptors or memory */
     RETRIES = 20,               /* before a peer is reset for that reason */
     CALM_MILLISECONDS = 10000,  /* until a shortage is reported again */
+    STRANGERS_MILLISECONDS = 100, /* between two events of peers without a handshake */
     TCP_BACKLOG = 4096,         /* silent peers do not fill it between two turns */
     ACCEPTS_AT_ONCE = 16,
     HANDSHAKE_WORK = 16 * SW_FRAME_WORK, /* to accept a peer, or to read from it */
@@ -44,11 +46,43 @@ static void accept_again(struct sw_connection *listener)
         retry_later(listener);
 }
 
+/* Report peers that did not send a handshake: their number, and the last one's address. */
+static void tell_of_strangers(struct sw_timer *timer)
+{
+    struct sw_connection *listener = SW_CONTAINER(timer, struct sw_connection, told);
+
+    if (!listener->strangers || sw_call_later(timer, STRANGERS_MILLISECONDS))
+        return;
+    struct sw_event *event = sw_new_event(listener->identifier, RDMA_CM_EVENT_CONNECT_ERROR,
+                                          -listener->strangeness);
+    if (!event)
+        return;
+    sw_set_private_data(event, (const uint8_t *)&listener->stranger, sizeof(struct sockaddr_in6));
+    event->ibv.param.conn.qp_num = listener->strangers;
+    listener->strangers = 0;
+    sw_report(event);
+}
+
+static void note_stranger(struct sw_connection *peer, int error)
+{
+    struct sw_connection *listener = peer->listener;
+
+    listener->strangers++;
+    listener->strangeness = error;
+    memset(&listener->stranger, 0, sizeof(listener->stranger));
+    (void)sw_get_socket_address(peer->fd, getpeername, &listener->stranger);
+    listener->told.expired = tell_of_strangers;
+    if (!listener->told.deadline)
+        tell_of_strangers(&listener->told);
+}
+
 static void drop_handshake(struct sw_handshake *handshake)
 {
     struct sw_connection *peer = SW_CONTAINER(handshake, struct sw_connection, handshake);
     struct sw_connection *listener = peer->listener;
 
+    if (handshake->source && !handshake->ticks)
+        note_stranger(peer, ETIMEDOUT);
     sw_end_handshake(handshake);
     sw_reset_connection(peer);
     free(peer);
@@ -166,7 +200,9 @@ static int try_request(struct sw_connection *peer)
 
     if (error == EAGAIN)
         return error;
-    if (!error)
+    if (error)
+        note_stranger(peer, error);
+    else
         error = request_arrived(peer);
     if (error == EOPNOTSUPP) {
         /* Close without a reset, so that the peer gets the refusal. */
@@ -491,6 +527,7 @@ static void forget_listener(struct sw_connection *listener)
 
     listener->backlog = 0; /* or each handshake that is dropped would let it accept again */
     sw_cancel(&listener->calm);
+    sw_cancel(&listener->told);
     for (; each; each = newer) {
         newer = each->newer;
         if (SW_CONTAINER(each, struct sw_connection, handshake)->listener == listener)

@@ -209,13 +209,7 @@ int sw_wants_crc(const struct sw_identifier *identifier)
     if (sw_fault(AIORDMA_FAULT_CRC_WANTED, &fault))
         return 1;
     sw_gid_of(peer, &gid);
-    if (sw_gid_index(&gid) >= 0)
-        return 0;
-    if (peer->sa_family == AF_INET) {
-        const struct sockaddr_in *four = (const struct sockaddr_in *)(const void *)peer;
-        return ntohl(four->sin_addr.s_addr) >> 24 != IN_LOOPBACKNET;
-    }
-    return 1;
+    return !sw_is_local(&gid);
 }
 
 /* -- failed attempts --------------------------------------------------------------------------- */
@@ -576,16 +570,16 @@ void sw_stream_first_frame(struct sw_identifier *identifier)
 void sw_stream_ended(struct sw_identifier *identifier)
 {
     enum sw_cm_state before = identifier->state;
-    int silence;
+    int broken;
 
     sw_cancel(&identifier->timer);
     if (before != SW_CM_CONNECTED && before != SW_CM_ACCEPTING && before != SW_CM_CONNECTING)
         return;
-    silence = identifier->connection->pair ? identifier->connection->pair->silence : 0;
+    broken = identifier->connection->pair ? identifier->connection->pair->broken : 0;
     sw_detach_pair(identifier);
     identifier->state = SW_CM_DISCONNECTED;
     if (before == SW_CM_CONNECTED)
-        sw_report_last(identifier, RDMA_CM_EVENT_DISCONNECTED, -silence);
+        sw_report_last(identifier, RDMA_CM_EVENT_DISCONNECTED, -broken);
     else
         sw_report_last(identifier, RDMA_CM_EVENT_CONNECT_ERROR, -ECONNRESET);
 }

@@ -14,6 +14,7 @@
 
 #include "engine.h"
 #include "events.h"
+#include "roce.h"
 
 enum { PORT = 1 };
 
@@ -22,6 +23,7 @@ static struct {
         union ibv_gid gid;
         unsigned int interface;
         int is_used, is_seen;
+        int is_routed; /* on no interface: by a local route */
     } entries[SW_MOST_GIDS];
     int has_changed;       /* since the last GID_CHANGE */
     int is_stale;          /* a notification was read, and the addresses could not be */
@@ -53,7 +55,8 @@ static int find_gid(const union ibv_gid *gid)
     return -1;
 }
 
-static void see_gid(const union ibv_gid *gid, unsigned int interface)
+/* Return the entry; -1: the table is full, and the device does not use the address. */
+static int see_gid(const union ibv_gid *gid, unsigned int interface)
 {
     int index = find_gid(gid);
 
@@ -61,10 +64,11 @@ static void see_gid(const union ibv_gid *gid, unsigned int interface)
         if (!gids.entries[i].is_used)
             index = i;
     if (index < 0)
-        return; /* the table is full: the device does not use the address */
+        return -1;
     gids.entries[index].gid = *gid;
     gids.entries[index].interface = interface;
     gids.entries[index].is_used = gids.entries[index].is_seen = 1;
+    return index;
 }
 
 static void raise_change(void)
@@ -84,7 +88,7 @@ static int refresh_gids(void)
     if (getifaddrs(&addresses))
         return errno;
     for (int i = 0; i < SW_MOST_GIDS; i++)
-        gids.entries[i].is_seen = 0;
+        gids.entries[i].is_seen = gids.entries[i].is_routed;
     /* First mark the known addresses, so that a new address does not take an entry of theirs. */
     for (int pass = 0; pass < 2; pass++) {
         for (at = addresses; at; at = at->ifa_next) {
@@ -94,7 +98,7 @@ static int refresh_gids(void)
             sw_gid_of(at->ifa_addr, &gid);
             int is_known = find_gid(&gid) >= 0;
             if (pass || is_known)
-                see_gid(&gid, if_nametoindex(at->ifa_name));
+                (void)see_gid(&gid, if_nametoindex(at->ifa_name));
             gids.has_changed |= pass && !is_known && find_gid(&gid) >= 0;
         }
         for (int i = 0; i < SW_MOST_GIDS; i++) {
@@ -187,15 +191,55 @@ int sw_has_gid(const union ibv_gid *gid)
     return find_gid(gid) >= 0;
 }
 
-int sw_gid_index(const union ibv_gid *gid)
+/*
+ * Whether a local route has an address that no interface has. A socket can be bound to it, and,
+ * unlike to a broadcast address, connected to it. That sends nothing.
+ */
+static int is_routed(const union ibv_gid *gid)
+{
+    struct sockaddr_storage address;
+    struct sockaddr *any = (struct sockaddr *)&address;
+
+    sw_address_of(gid, &address);
+    if (sw_roce_is_group((const struct in6_addr *)(const void *)gid->raw))
+        return 0;
+    int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, IPPROTO_UDP);
+    if (fd < 0)
+        return 0;
+    int is_bound = !bind(fd, any, sizeof(address));
+    if (any->sa_family == AF_INET)
+        ((struct sockaddr_in *)(void *)any)->sin_port = htons(1);
+    else
+        ((struct sockaddr_in6 *)(void *)any)->sin6_port = htons(1);
+    int is_local = is_bound && !connect(fd, any, sizeof(address));
+    close(fd);
+    return is_local;
+}
+
+int sw_is_local(const union ibv_gid *gid)
 {
     int error = 0;
 
     if (!gids.watch.slot || find_gid(gid) < 0)
         error = update();
+    if (find_gid(gid) >= 0 || is_routed(gid))
+        return 1;
+    errno = error ? error : ENODEV;
+    return 0;
+}
+
+int sw_gid_index(const union ibv_gid *gid)
+{
+    if (!sw_is_local(gid))
+        return -1;
     int index = find_gid(gid);
-    if (index < 0)
-        errno = error ? error : ENODEV;
+    if (index < 0) {
+        index = see_gid(gid, if_nametoindex("lo"));
+        if (index < 0)
+            errno = ENODEV;
+        else
+            gids.entries[index].is_routed = 1;
+    }
     return index;
 }
 

@@ -12,9 +12,12 @@
  * compared with the interfaces' addresses when the kernel notifies of a change. Only if it cannot
  * notify, the calls below compare it each time, which takes long on a machine with many addresses.
  * sw_gid_index returns the index of an address (IPv4 as ::ffff:a.b.c.d), or -1 and errno: ENODEV, or
- * the reason why the addresses could not be read.
+ * the reason why the addresses could not be read. Another local address, of a local route or of
+ * 127.0.0.0/8, gets an entry here, which stays.
  */
 int sw_gid_index(const union ibv_gid *gid);
+/* Whether an address is this machine's, in the table or not. If not, errno is as of sw_gid_index. */
+int sw_is_local(const union ibv_gid *gid);
 /* Whether the table has an address; for each packet. Never compares the table if it has. */
 int sw_has_gid(const union ibv_gid *gid);
 /* Read an entry. Returns 0, ENODATA if the entry is empty, or EINVAL beyond the table. */

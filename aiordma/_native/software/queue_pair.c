@@ -288,7 +288,7 @@ void sw_queue_pair_ready(struct sw_queue_pair *pair)
         access |= IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
     pair->attributes.qp_access_flags |= access;
     pair->attributes.port_num = 1;
-    pair->silence = 0;
+    pair->broken = 0;
     pair->ibv.state = IBV_QPS_RTS;
 }
 

@@ -89,7 +89,7 @@ struct sw_queue_pair {
     struct sw_subject subject;
     const struct sw_transport *transport;
     void (*works)(void);            /* called after each post, and when bytes were sent; or NULL */
-    int silence;                    /* errno, if a silent peer ended the connection; or 0 */
+    int broken;                     /* errno: why the connection broke; 0: it was ended */
     struct sw_stream *stream;       /* of RC, once connected (stream.h) */
     struct sw_datagrams *datagrams; /* of UD (datagram.c) */
     struct sw_identifier *identifier; /* the connection manager's, or NULL */

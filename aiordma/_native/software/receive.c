@@ -628,6 +628,7 @@ static int end_terminate(struct sw_stream *stream, const char *payload)
         if (send)
             sw_end_send(stream->pair, send, status_of(&reason, send));
     }
+    stream->pair->broken = ECONNABORTED;
     sw_queue_pair_failed(stream->pair);
     return -1;
 }
@@ -825,7 +826,7 @@ void sw_process(struct sw_stream *stream)
         if (result == 1) {
             sw_stream_rest(stream);
         } else if (receiving->has_ended && !stream->pair->is_waiting) {
-            sw_stream_broken(stream, 0);
+            sw_stream_broken(stream, sw_stream_is_cut(stream) ? ECONNRESET : 0);
             return;
         }
         give_empty_back(receiving);
@@ -921,7 +922,7 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
         /* Held back: only the peer's end matters. */
         receiving->has_left |= !!(events & EPOLLRDHUP);
         if (events & (EPOLLERR | EPOLLHUP))
-            sw_stream_broken(stream, ECONNRESET);
+            sw_stream_broken(stream, receiving->has_left ? 0 : ECONNRESET);
         else
             sw_stream_is_hopeless(stream);
         return;
@@ -959,7 +960,7 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
         }
         if (size <= 0) {
             stream->is_read_out = !size;
-            sw_stream_broken(stream, size ? errno : 0);
+            sw_stream_broken(stream, size ? errno : sw_stream_is_cut(stream) ? ECONNRESET : 0);
             return;
         }
         sw_received(stream->fd, parts, count, size);

@@ -287,6 +287,14 @@ struct sw_send *sw_first_unended(struct sw_stream *stream)
     return NULL;
 }
 
+int sw_stream_is_cut(const struct sw_stream *stream)
+{
+    const struct sw_receiving *receiving = &stream->receiving;
+
+    return receiving->has_frame || receiving->is_writing || stream->pair->has_taken ||
+           (receiving->in && sw_waiting_size(receiving->in));
+}
+
 void sw_stream_broken(struct sw_stream *stream, int error)
 {
     struct sw_queue_pair *pair = stream->pair;
@@ -294,11 +302,15 @@ void sw_stream_broken(struct sw_stream *stream, int error)
 
     if (!first && pair->oldest != pair->end)
         first = &pair->sends[pair->oldest % pair->send_size];
-    if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH)
-        pair->silence = error;
-    /* TCP gave up on a silent peer: other transports report RETRY_EXC for that. */
-    if (first && pair->silence)
-        sw_end_send(stream->pair, first, IBV_WC_RETRY_EXC_ERR);
+    pair->broken = error;
+    if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH) {
+        /* TCP gave up on a silent peer: other transports report RETRY_EXC for that. If the peer
+         * is there again, it gets a reset, because this side has not ended the connection. */
+        if (first)
+            sw_end_send(stream->pair, first, IBV_WC_RETRY_EXC_ERR);
+        have_it_reset(stream);
+        stream->is_reset = 1;
+    }
     sw_queue_pair_failed(stream->pair);
 }
 
@@ -322,6 +334,7 @@ void sw_stream_refused(struct sw_stream *stream, struct sw_reason reason)
 
     stream->terminate_size =
         sw_terminate_write(stream->terminate, &reason, receiving->blamed, receiving->blamed_size);
+    stream->pair->broken = is_access ? EACCES : EPROTO;
     sw_raise_queue_pair(&stream->pair->ibv,
                         is_access ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR);
     sw_queue_pair_failed(stream->pair);
@@ -342,6 +355,7 @@ void sw_stream_starved(struct sw_stream *stream)
     struct sw_reason reason = {SW_LAYER_RDMAP, 0, 0}; /* a local error */
 
     stream->terminate_size = sw_terminate_write(stream->terminate, &reason, NULL, 0);
+    stream->pair->broken = ENOMEM;
     sw_raise_queue_pair(&stream->pair->ibv, IBV_EVENT_QP_FATAL);
     sw_queue_pair_failed(stream->pair);
 }

@@ -185,13 +185,18 @@ void sw_stream_rest(struct sw_stream *stream);
 int sw_stream_carried(struct sw_stream *stream, size_t bytes);
 /* The same before a post is transmitted: DEAD_PEER, or DROP_AFTER_REQUESTS. */
 int sw_stream_is_struck(struct sw_stream *stream);
+/* Whether what has been received ends within a frame or a message. */
+int sw_stream_is_cut(const struct sw_stream *stream);
 /* End the stream. TCP still delivers what it has taken. The queue pair is in ERR or RESET. */
 void sw_stream_end(struct sw_queue_pair *pair);
 /* Free a stream that has not begun, or is over. Its socket stays open. */
 void sw_stream_discard(struct sw_stream *stream);
 /* Close the socket of a stream that is over, and free the stream. */
 void sw_stream_release(struct sw_stream *stream);
-/* TCP failed, or ended (error 0): the queue pair fails. */
+/*
+ * TCP failed, or ended (error 0): the queue pair fails. The event of the end has the error: the
+ * peer's program ended the connection only if it is 0.
+ */
 void sw_stream_broken(struct sw_stream *stream, int error);
 /*
  * After the peer has left: fail the queue pair if it has requests, or if the peer has given up its
