@@ -13,7 +13,7 @@ from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, un
 from tests.devices import ADDRESS
 from tests.internals import endpoint_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.mark.promise(

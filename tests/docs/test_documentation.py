@@ -10,6 +10,8 @@ from aiordma._base.provider import SOFTWARE
 from tests.devices import ADDRESS, DEVICE, own_group
 from tests.docs.programs import PAGES, PORT, ROLES, ROOT, Block, blocks, ours, run, serving
 
+pytestmark = pytest.mark.slow
+
 ALL = [block for page in PAGES for block in blocks(page)]
 BY_ITSELF = "aiordma.testing.connected_pair("
 """A program with this uses the software device, whatever device the tests are for."""

@@ -13,6 +13,8 @@ from aiordma._base.options import ConnectionOptions
 from tests.connections import connected
 from tests.device.test_dead_peers import check_times, cut_loopback
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 def test_silence_is_noticed_without_confirmations() -> None:

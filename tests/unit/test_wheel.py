@@ -19,6 +19,8 @@ import pytest
 import aiordma
 from tests.unit.sources import ROOT
 
+pytestmark = pytest.mark.slow
+
 HIDE = Path(__file__).with_name("without_rdma_core.sh")
 
 ECHO = """
