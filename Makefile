@@ -42,7 +42,7 @@ endif
 ## make test-docs       the documentation's programs, in a VM, on rxe
 ##   ARGS='-k name' goes to pytest; ARGS=tests/device/test_echo.py replaces a part's folders
 test: venv
-	@$(TASK) test_all $(MAKE)
+	@$(TASK) test_all
 test-quick test-software test-rxe test-siw test-docs: venv
 	@$(TASK) test $(@:test-%=%) $(ARGS)
 test-dask: venv
@@ -115,7 +115,7 @@ venv:
 	@mkdir -p build
 	@flock build/venv.lock sh -c '$(MAKE) -s .venv/.base && $(MAKE) --no-print-directory -j2 built'
 
-built: .venv/.native .venv/.test .venv/.bytecode build/fork-client
+built: .venv/.native .venv/.test .venv/.bytecode build/fork-client ; @:
 
 .venv/.base: pyproject.toml setup.py
 	@$(TASK) environment

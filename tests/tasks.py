@@ -5,6 +5,7 @@ Standard library only: it runs before the environment exists.
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -65,13 +66,13 @@ def test(name: str, *arguments: str) -> int:
     return machine.run(request(command))
 
 
-def test_all(make: str) -> int:
+def test_all() -> int:
     """Run the parts of `make test`, and print one table; its last line is for machines."""
     for old in RESULTS.glob("summary-*.json"):
         old.unlink()
     os.environ["AIORDMA_RESULTS"] = str(RESULTS)
     try:
-        failed = parts.run(make, ["test-software", "test-rxe", "test-siw"], BUILD)
+        failed = parts.run("make", ["test-software", "test-rxe", "test-siw"], BUILD)
     finally:
         incomplete = summary.report(RESULTS, ["software", "rxe0", "siw0"])
     return failed or incomplete
@@ -100,9 +101,7 @@ def environment() -> int:
     it has another Python: on top of that one's, it would be a mixture."""
     packages.ensure((*packages.BUILD, *packages.python_packages()))
     settings = VENV / "pyvenv.cfg"
-    mine = (
-        f"version = {platform.python_version()}\nexecutable = {os.path.realpath(sys.executable)}\n"
-    )
+    mine = f"version = {platform.python_version()}\nexecutable = {os.path.realpath(sys.executable)}"
     is_mine = settings.exists() and mine in settings.read_text()
     venv.create(VENV, clear=not is_mine, symlinks=True, with_pip=True)
     metadata = tomllib.loads((PROJECT / "pyproject.toml").read_text())
@@ -116,11 +115,11 @@ def install(*extras: str) -> int:
     return pip(*(each for name in extras for each in metadata["optional-dependencies"][name]))
 
 
-def pip(*arguments: str) -> int:
-    """Run pip install, and print the command."""
-    command = [".venv/bin/pip", "install", "-qq", *arguments]
-    print(shlex.join(command), flush=True)
-    return subprocess.run(command).returncode
+def pip(*requirements: str) -> int:
+    """Install into .venv, and print the names."""
+    names = [re.split("[^a-z_-]", each)[0] for each in requirements]
+    print("installing into .venv:", *names, flush=True)
+    return subprocess.run([VENV / "bin/pip", "install", "-qq", *requirements]).returncode
 
 
 def lint() -> int:
