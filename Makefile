@@ -133,7 +133,7 @@ built: .venv/.native .venv/.test .venv/.bytecode build/fork-client ; @:
 
 # pytest's own bytecode of the tests, which it makes as it collects them, and everybody's: the VM
 # compiles 13 times slower, and forgets it.
-.venv/.bytecode: .venv/.native .venv/.test $(shell find aiordma tests examples -name '*.py')
+.venv/.bytecode: .venv/.test $(shell find aiordma tests examples -name '*.py') | .venv/.native
 	@.venv/bin/python -m compileall -q aiordma tests examples
 	@.venv/bin/python -m pytest -q --collect-only tests/device tests/interop tests/faults tests/docs >$@.log
 	@touch $@
