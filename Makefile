@@ -68,7 +68,8 @@ fuzz: venv
 	@.venv/bin/python -m tests.fuzz $(RUNS)
 
 ## make suites          other projects' tests on the streams' event loop and on asyncio's
-# It writes docs/streams-suites.md and the tables at the ends of docs/dask.md and docs/valkey.md.
+# It writes the results into build/suites, and summaries into docs/streams-suites.md, docs/dask.md
+# and docs/valkey.md.
 suites: venv
 	@.venv/bin/python -m tests.suites run --write
 
