@@ -12,6 +12,7 @@ import gc
 import inspect
 import json
 import os
+import re
 import signal
 from collections import Counter
 from pathlib import Path
@@ -109,9 +110,28 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if item not in out]
 
 
+_NATIVELY = re.compile(r"^pytestmark = .*\bpytest\.mark\.natively\b", re.MULTILINE)
+
+
+@pytest.hookimpl
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Import no module in the VM whose tests all run natively: an import takes up to seconds."""
+    if DEVICE == "software" or not collection_path.match("test_*.py"):
+        return None
+    return bool(_NATIVELY.search(collection_path.read_text())) or None
+
+
+def _put_slow_first(items: list[pytest.Item]) -> None:
+    """Let the processes of pytest-xdist end at about the same time: they take modules in order. The
+    unit tests stay last, because the others compare what a process has open before and after."""
+    items.sort(key=lambda each: ("unit" in each.path.parts, not each.get_closest_marker("slow")))
+
+
 @pytest.hookimpl
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _leave_out(config, items)
+    if hasattr(config, "workerinput"):
+        _put_slow_first(items)
     for item in items:
         item.user_properties.append(("loop", _loop(item)))  # which goes with its reports
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):

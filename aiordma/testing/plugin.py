@@ -362,7 +362,7 @@ def _counts() -> dict[str, int]:
 async def _left(before: dict[str, int], known: set[int], limit: float) -> list[str]:
     """Name what is there beyond the counts before, and what is open and was not known, once the
     background has had its time."""
-    deadline = time.monotonic() + limit
+    deadline, pause = time.monotonic() + limit, 0.01
     while True:
         now = _counts()
         left = [
@@ -374,4 +374,5 @@ async def _left(before: dict[str, int], known: set[int], limit: float) -> list[s
         if not left or time.monotonic() > deadline:
             return left
         gc.collect()
-        await anyio.sleep(0.01)
+        await anyio.sleep(pause)
+        pause = min(pause * 1.5, 0.5)  # a collection of a large program takes long

@@ -13,7 +13,7 @@ from distributed import Client, LocalCluster, Scheduler, Worker
 
 from tests.devices import ADDRESS
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.cluster]
 
 
 # The VM takes half a minute to start a process that imports distributed.

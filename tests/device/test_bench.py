@@ -30,7 +30,7 @@ from tests.devices import ADDRESS, DEVICE, IPV6, DeviceUnderTest
 from tests.docs.programs import PORT, ROOT, serving
 from tests.forked import python
 
-pytestmark = pytest.mark.one_kernel_device
+pytestmark = [pytest.mark.one_kernel_device, pytest.mark.slow]
 
 COMMAND = ("-c", "from aiordma.cli.main import main; main()", "bench")
 NEEDS = {

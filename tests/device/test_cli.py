@@ -15,7 +15,7 @@ from tests.docs.programs import PORT as OWN_PORT
 from tests.docs.programs import ROOT, serving
 from tests.forked import python
 
-pytestmark = pytest.mark.one_kernel_device
+pytestmark = [pytest.mark.one_kernel_device, pytest.mark.slow]
 
 COMMAND = ("-m", "aiordma")
 KINDS = {"software": "software", "rxe": "roce", "siw": "iwarp"}

@@ -36,7 +36,7 @@ from tests.devices import ADDRESS, DEVICE
 from tests.docs.programs import PORT, ROOT, serving
 from tests.forked import python
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
+pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device, pytest.mark.slow]
 
 COMMAND = ("-c", "from aiordma.cli.main import main; main()", "cp")
 OWN_PORT = str(PORT + 2)

@@ -17,6 +17,8 @@ from tests.forked import python
 from tests.network import run_alone
 from tests.unit.sources import ROOT
 
+pytestmark = pytest.mark.slow
+
 UP = "set -e; provider={driver}; guest=tests/vm/guest; . $guest/settled.sh; . $guest/veth.sh"
 DOWN = """
 ip rule add pref 0 lookup local

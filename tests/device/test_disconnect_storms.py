@@ -15,7 +15,7 @@ from tests.devices import ADDRESS, DEVICE
 from tests.forked import python
 from tests.internals import endpoint_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PEERS = 150
 

@@ -32,6 +32,8 @@ from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.forked import python
 from tests.unit.sources import ROOT
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 80  # a spawned child imports everything again, in the VM thirteen times slower
 
 

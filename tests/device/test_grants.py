@@ -21,7 +21,7 @@ from tests.devices import ADDRESS, DEVICE, kernel_objects
 from tests.internals import endpoint_of
 from tests.soak.expiry import lateness
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 REGIONS = ["plain", "bindable", "buffer"]
 """The kinds of memory: registered without and with MW_BIND, and not registered."""

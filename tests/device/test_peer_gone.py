@@ -14,7 +14,7 @@ from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, un
 from tests.devices import ADDRESS, DEVICE
 from tests.internals import endpoint_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.mark.promise(

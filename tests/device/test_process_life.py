@@ -14,6 +14,8 @@ from tests.device.life import LOOPS, PATIENCE, begin, errors_in, finish, interru
 from tests.device.players import both_ways, connected
 from tests.devices import DEVICE, DeviceUnderTest
 
+pytestmark = pytest.mark.slow
+
 FEW_LOOPS = LOOPS if DEVICE == "software" else ["asyncio", "trio"]
 """Event loops in the VM, where each process takes seconds. Each of LOOPS ends with all open there,
 too, in `test_what_a_program_left_open_is_named_once`."""

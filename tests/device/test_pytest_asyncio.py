@@ -28,7 +28,7 @@ from tests.internals import (
     requests_of,
 )
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.one_kernel_device]
+pytestmark = [pytest.mark.asyncio, pytest.mark.one_kernel_device, pytest.mark.slow]
 
 
 async def test_gather_over_work_requests() -> None:

@@ -46,7 +46,7 @@ from tests.device.stream_attacker import (
 )
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 Attack = Callable[[Attacker], object]
 

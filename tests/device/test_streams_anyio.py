@@ -26,7 +26,7 @@ from aiordma.streams import Stream, StreamListener, connect_stream, listen_strea
 from tests.devices import ADDRESS, IPV6
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
+pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device, pytest.mark.slow]
 
 
 async def accepted_by(listener: StreamListener) -> tuple[Stream, Stream]:

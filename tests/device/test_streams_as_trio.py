@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.loop_and_device,
     pytest.mark.parametrize("anyio_backend", [pytest.param("trio", id="trio")]),
+    pytest.mark.slow,
 ]
 
 

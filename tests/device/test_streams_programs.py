@@ -38,6 +38,7 @@ Call = Callable[..., Awaitable[Any]]
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.one_kernel_device,
+    pytest.mark.slow,
 ]
 
 

@@ -19,6 +19,8 @@ from aiordma._loop.threads import ACCEPTS, CREATES, PEERS
 from tests.device.players import REMOTE, both_ways, connected, reactor_in_use, until
 from tests.devices import ADDRESS, DEVICE, provider_under_test
 
+pytestmark = pytest.mark.slow
+
 HUNG_SECONDS = 30.0
 
 

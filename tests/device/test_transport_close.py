@@ -16,7 +16,7 @@ from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
 from tests.device.transports import LOOPS, Recorder, Run, on_loop, two
 from tests.devices import ADDRESS
 
-pytestmark = pytest.mark.one_kernel_device
+pytestmark = [pytest.mark.one_kernel_device, pytest.mark.slow]
 
 
 @pytest.fixture(params=LOOPS)

@@ -24,6 +24,8 @@ from tests.docs.programs import (
     serving,
 )
 
+pytestmark = pytest.mark.slow
+
 ALL = [block for page in PAGES for block in blocks(page)]
 BY_ITSELF = "aiordma.testing.connected_pair("
 """A program with this uses the software device, whatever device the tests are for."""

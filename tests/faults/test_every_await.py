@@ -21,6 +21,8 @@ from tests.devices import DEVICE, provider_under_test
 from tests.faults.awaits import ASYNCIO, PARAMETERS, SCENARIOS, Scenario, at_rest
 from tests.faults.suspensions import MODES, Cut
 
+pytestmark = pytest.mark.slow
+
 MOST = 200
 """More suspensions than any scenario has."""
 TRIES = 10 if DEVICE == SOFTWARE else 3
@@ -115,6 +117,7 @@ def _public_awaits() -> Iterator[str]:
     "Cancellation loses no message and leaves nothing open",
     "Each await can be cancelled at each suspension",
 )
+@pytest.mark.natively
 def test_every_public_await_has_a_scenario() -> None:
     assert set(_public_awaits()) - WITHOUT_WAIT - FORWARDS == set(SCENARIOS)
     assert {each.id for each in PARAMETERS} >= ON_KERNELS_DEVICES
@@ -135,6 +138,7 @@ async def test_cancelled_at_each_suspension(scenario: Scenario) -> None:
 
 @pytest.mark.promise("Each await can be cancelled at each suspension")
 @pytest.mark.anyio
+@pytest.mark.natively
 @one_loop
 @pytest.mark.parametrize("scenario", ASYNCIO)
 async def test_cancelled_at_each_suspension_on_asyncio(scenario: Scenario) -> None:
@@ -227,6 +231,7 @@ BROKEN: dict[str, tuple[Any, Any, type[Exception]]] = {
 
 @pytest.mark.promise("Each await can be cancelled at each suspension")
 @pytest.mark.anyio
+@pytest.mark.natively
 @one_loop
 @pytest.mark.parametrize("name", BROKEN)
 async def test_harness_finds_a_broken_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from aiordma.testing import Fault, Faults
 from tests.device.players import OWN_RECEIVES, REMOTE, Outcome, both_ways, connected, until
 from tests.devices import ADDRESS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 
 ROUNDS = 50
 

@@ -9,7 +9,7 @@ from aiordma.testing import Faults
 from tests.device.players import OWN_RECEIVES, connected
 from tests.internals import endpoint_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 
 NEVER = 3600.0
 

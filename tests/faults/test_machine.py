@@ -17,6 +17,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.faults.broken import BROKEN
 from tests.faults.machine import Machine
 
+pytestmark = [pytest.mark.slow, pytest.mark.natively]
+
 EXAMPLES = int(os.environ.get("AIORDMA_MACHINE_EXAMPLES", 40))
 SEED = int(os.environ.get("AIORDMA_MACHINE_SEED", 20261123))
 STEPS = 50

@@ -13,7 +13,7 @@ from tests.alike import alike
 from tests.device.players import REMOTE, both_ways, connected, until
 from tests.internals import endpoint_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["plain", "mixed"])

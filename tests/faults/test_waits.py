@@ -26,7 +26,7 @@ from tests.device.silent_peer import silent_peer
 from tests.devices import ADDRESS
 from tests.internals import endpoint_of, handshakes_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 
 BOUND = 0.2
 """Seconds that the options of these tests set."""

@@ -25,13 +25,12 @@ import tempfile
 from pathlib import Path
 
 from aiordma._base.provider import SOFTWARE
-from tests.conftest import DEVICE
+from tests.conftest import DEVICE, PATIENCE
 
 __all__ = ("python", "wait_for_the_killed")
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "build" / "fork-client"
-END_SECONDS = 30
 QUESTION = b"?"
 """What is sent instead of a client's first byte, to ask for the end of those that were killed."""
 
@@ -75,7 +74,7 @@ def wait_for_the_killed() -> None:
     """Wait until the processes have ended whose clients were killed, and so freed what they had."""
     if server.cache_info().currsize:
         with socket.socket(socket.AF_UNIX) as question:
-            question.settimeout(END_SECONDS)
+            question.settimeout(PATIENCE)
             question.connect(f"\0{server()}")
             question.sendall(QUESTION)
             assert question.recv(1) == b"", "the server closes the connection, for an answer"
@@ -83,4 +82,4 @@ def wait_for_the_killed() -> None:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """End the server by the end of its standard input."""
-    process.communicate(timeout=END_SECONDS)
+    process.communicate(timeout=PATIENCE)

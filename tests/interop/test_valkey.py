@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.capability("immediate"),
     pytest.mark.skipif(
         not SERVER.exists(),
-        reason="this checkout lacks build/valkey-server: python3 -m tests.vm valkey-server",
+        reason="this checkout lacks build/valkey-server: python3 -m tests.tasks valkey_server",
     ),
 ]
 

@@ -12,6 +12,8 @@ from .figures import AT_MOST, SCALE, Figure, count
 from .numbered import Tally, message
 from .parts import PARTS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -12,6 +12,8 @@ from aiordma import ConnectionOptions, connect
 from tests.bench import connections, posting, shared_server
 from tests.unit.sources import ROOT
 
+pytestmark = pytest.mark.slow
+
 SOON = "[ns]*/[!i]*"  # all but native/idle_wakeups, which idles for half a minute
 
 

@@ -12,6 +12,8 @@ import pytest
 from aiordma.verbs.buffers import flat_view
 from tests.unit.child import RUN, run_child
 
+pytestmark = pytest.mark.slow
+
 CYCLES = """
 import array, asyncio, gc, mmap, sys
 import numpy

@@ -13,6 +13,8 @@ import pytest
 
 from tests.unit.sources import ROOT
 
+pytestmark = pytest.mark.slow
+
 COMPILER = """#!/bin/sh
 case "$(cat)" in *"$MISSING"*) echo "$MISSING: No such file or directory" >&2; exit 1;; esac
 """

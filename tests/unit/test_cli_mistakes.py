@@ -10,6 +10,8 @@ import pytest
 from tests.forked import CLIENT, server
 from tests.unit.sources import ROOT
 
+pytestmark = pytest.mark.slow
+
 COMMAND = "from aiordma.cli.main import main; main()"
 WITHOUT = "import sys; sys.modules[{!r}] = None; "
 MISUSED, FAILED = 2, 1

@@ -12,6 +12,8 @@ import pytest
 from tests.unit.few_descriptors import OPERATIONS
 from tests.unit.sources import ROOT
 
+pytestmark = pytest.mark.slow
+
 # What the loops differ in is the same for all.
 CASES = [(name, "asyncio") for name in OPERATIONS] + [("connect", "uvloop"), ("connect", "trio")]
 CONNECTS = ("connect", "connect_by_name", "prepare")

@@ -8,6 +8,8 @@ import pytest
 import aiordma._native._engine as _engine
 from tests.unit.child import run_child
 
+pytestmark = pytest.mark.slow
+
 CLASSES = """
 import gc, inspect
 import aiordma

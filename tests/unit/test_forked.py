@@ -12,6 +12,8 @@ import pytest
 from tests.forked import CLIENT, server, wait_for_the_killed
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 SAYS_WHAT_IT_IS = "import os, sys; print(sys.argv, os.getcwd(), os.environ.get('WORD'), input())"
 WAITS = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 

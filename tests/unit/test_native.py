@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 # A sanitizer's runtime is preloaded for Python. The compiler is slow with it, and a program that is
 # compiled for the sanitizer brings its own.

@@ -13,6 +13,8 @@ import aiordma
 from aiordma.testing import connected_pair, fabric, plugin, serving_listener
 from tests.plugin_project import ALL_FIXTURES, run
 
+pytestmark = pytest.mark.slow
+
 LEAK = """
 import aiordma, pytest
 kept = []

@@ -5,7 +5,7 @@ import pytest
 
 from tests.unit.child import RUN, run_child
 
-pytestmark = pytest.mark.natively
+pytestmark = [pytest.mark.natively, pytest.mark.slow]
 
 POINTS = """
 import asyncio, gc, logging, random, signal, sys, time

@@ -35,6 +35,8 @@ from tests.unit.mpa_peer import (
 )
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 MOST_DEPTH = 128
 CLOSE_WAIT = "08"
 IP_PKTOPTIONS = 9

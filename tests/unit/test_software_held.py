@@ -27,6 +27,8 @@ from tests.unit.stream_peer import (
 )
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 SUCCESS = WorkCompletionStatus.SUCCESS
 KIB, MIB = 1 << 10, 1 << 20
 ONE_KEEPS = 4 * MIB

@@ -36,6 +36,8 @@ from tests.unit.mpa_peer import HOST, REJECTS, Frame, expect, has_ended
 from tests.unit.mpa_peer import Device as Players
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def players() -> Iterator[Players]:

@@ -10,6 +10,8 @@ from tests.unit.child import run_child
 from tests.unit.sources import ROOT
 from tests.unit.test_native import FLAGS
 
+pytestmark = pytest.mark.slow
+
 # The end of an attempt or a connection has its event from the start. A connection that the program
 # cannot be reported is dropped; a call that needs an event fails.
 BEGIN = """

@@ -14,6 +14,8 @@ from tests.connections import connected
 from tests.device.test_dead_peers import check_times, cut_loopback
 from tests.network import run_alone
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
 def test_silence_is_noticed_without_confirmations() -> None:

@@ -40,6 +40,8 @@ from tests.unit.stream_peer import (
 )
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 SUCCESS, FLUSHED = WorkCompletionStatus.SUCCESS, WorkCompletionStatus.WR_FLUSH_ERR
 WRITE = 0
 LARGE_AFTER, LARGE_BUFFER = 1 << 20, 4 << 20  # of receive.c

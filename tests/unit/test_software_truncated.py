@@ -8,6 +8,8 @@ import pytest
 
 from tests.unit.sources import ROOT
 
+pytestmark = pytest.mark.slow
+
 # Each case is a process of its own, since what it shows is that the process does not die.
 BEGIN = """
 import ctypes, mmap, os, tempfile

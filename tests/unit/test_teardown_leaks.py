@@ -5,7 +5,7 @@ import pytest
 
 from tests.unit.child import RUN, run_child
 
-pytestmark = pytest.mark.natively
+pytestmark = [pytest.mark.natively, pytest.mark.slow]
 
 SETUP = """
 import asyncio, errno, gc, logging

@@ -96,9 +96,15 @@ def test_progress_is_what_pytest_says(output: str, says: str) -> None:
 
 def test_sigterm_ends_every_part(tmp_path: Path) -> None:
     program = f"""
+import time
 from pathlib import Path
 from tests.vm import packages, parts
 packages.TESTS = ()
+class Late(parts.Part):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        time.sleep(0.5)  # the signal comes before the part is known
+parts.Part = Late
 parts.run("make", ["endless"], Path({str(tmp_path)!r}))
 """
     with subprocess.Popen(

@@ -19,6 +19,8 @@ import pytest
 import aiordma
 from tests.unit.sources import ROOT
 
+pytestmark = pytest.mark.slow
+
 HIDE = Path(__file__).with_name("without_rdma_core.sh")
 
 ECHO = """
@@ -66,13 +68,15 @@ def environment(wheel: Path, folder: Path, extras: str, without: tuple[str, ...]
         extras: of the wheel, for pip.
         without: packages that the extras do not install, and that must not be borrowed.
     """
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=140)
+    ours = [sys.executable, "-m"]
+    subprocess.run([*ours, "venv", "--without-pip", folder], check=True, timeout=140)
     interpreter = folder / "bin/python"
     borrows = "AIORDMA_WHEEL" not in os.environ
     options = ["--no-deps", "--no-index"] if borrows else []
     packages = [wheel] if borrows else [f"{wheel}[{extras}]", "pytest"]
-    install = [str(interpreter), "-m", "pip", "install", "-q", *options, *map(str, packages)]
-    subprocess.run(install, check=True, timeout=140, env={**os.environ, "CC": "no-compiler"})
+    pip = [*ours, "pip", "--python", str(interpreter), "install", "-q", *options]
+    without_compiler = {**os.environ, "CC": "no-compiler"}
+    subprocess.run([*pip, *map(str, packages)], check=True, timeout=140, env=without_compiler)
     if borrows:
         (site,) = (folder / "lib").glob("python*/site-packages")
         hide = "".join(f"; sys.modules[{name!r}] = None" for name in without)

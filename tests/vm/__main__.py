@@ -1,12 +1,12 @@
-"""The test bed's command line. `make vm CMD='...'` is the usual way in; the Makefile lists more."""
+"""The test bed's command line. `make vm CMD='...'` is the usual way in."""
 
 import argparse
 import os
 import sys
 from pathlib import Path
 
-from . import machine, packages, parts, summary, valkey
-from .report import TestBedError, say
+from . import machine
+from .report import TestBedError, status_of
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -44,41 +44,11 @@ def main() -> int:
     commands.add_parser(
         "prepare", help="fetch or build what `run` boots (BED, PROVIDER, VM_KERNEL)"
     )
-    commands.add_parser("build-packages", help="install what compiling the extension needs")
-    commands.add_parser("test-packages", help="install the headers that the tests need")
-    commands.add_parser(
-        "valkey-server", help="build Valkey's server with RDMA, as build/valkey-server"
-    )
-    several = commands.add_parser("parts", help="run targets of the Makefile at the same time")
-    several.add_argument("--make", default="make", help="the program")
-    several.add_argument("targets", nargs="+")
-    table = commands.add_parser("summary", help="print the results as one table")
-    table.add_argument("devices", nargs="+", help="the devices whose results must be there")
     options = parser.parse_args()
-    try:
-        if options.task == "run":
-            return machine.run(request(options.command))
-        if options.task == "prepare":
-            machine.prepare(request("true"))
-            return 0
-        if options.task == "valkey-server":
-            valkey.prepare(PROJECT / "build" / "valkey-server")
-            return 0
-        if options.task == "summary":
-            return summary.report(PROJECT / "build" / "vm", options.devices)
-        if options.task == "parts":
-            return parts.run(options.make, options.targets, PROJECT / "build")
-        if options.task == "test-packages":
-            packages.ensure(packages.HEADERS)
-            return 0
-        packages.ensure((*packages.BUILD, *packages.python_packages()))
-    except TestBedError as error:
-        say(str(error))
-        return 1
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
-    return 0
+    if options.task == "prepare":
+        machine.prepare(request("true"))
+        return 0
+    return machine.run(request(options.command))
 
 
 def request(command: str) -> machine.Request:
@@ -101,4 +71,4 @@ def request(command: str) -> machine.Request:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

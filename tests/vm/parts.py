@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 from . import packages
-from .machine import interrupt
 from .report import TestBedError, say
 
 PROGRESS_SECONDS = 60
@@ -56,6 +56,10 @@ class Part:
         print(f"\n== {self.target}: {how}\n\n{self.output}", flush=True)
 
 
+Ended: TypeAlias = "queue.SimpleQueue[Part | None]"
+"""The parts that have ended; None for an interrupt."""
+
+
 def run(make: str, targets: list[str], logs: Path) -> int:
     """Run the targets of the Makefile here, all at once; returns 1 if one of them failed, else 0.
 
@@ -63,17 +67,18 @@ def run(make: str, targets: list[str], logs: Path) -> int:
     """
     install()
     logs.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, interrupt)
-    ended: queue.SimpleQueue[Part] = queue.SimpleQueue()
+    ended: Ended = queue.SimpleQueue()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Not raised where it comes, which can be between the start of a part and its first mention.
+        signal.signal(number, lambda *_: ended.put(None))
     running: list[Part] = []
     started = time.monotonic()
     print(f"== {', '.join(targets)}: at the same time, each writes its log", flush=True)
     try:
         for target in targets:
-            part = Part(make, target, logs)
-            running.append(part)
-            threading.Thread(target=wait, args=(part, ended), daemon=True).start()
-            print(f"   {part.log}", flush=True)
+            running.append(Part(make, target, logs))
+            threading.Thread(target=wait, args=(running[-1], ended), daemon=True).start()
+            print(f"   {running[-1].log}", flush=True)
         failed = False
         while running:
             try:
@@ -81,6 +86,8 @@ def run(make: str, targets: list[str], logs: Path) -> int:
             except queue.Empty:
                 print(f"{duration(time.monotonic() - started):>8}: {progress(running)}", flush=True)
                 continue
+            if part is None:
+                raise KeyboardInterrupt
             running.remove(part)
             failed |= part.process.returncode != 0
             part.show()
@@ -111,7 +118,7 @@ def environment() -> dict[str, str]:
     return ({"VM_SMP": "1"} if few else {}) | os.environ
 
 
-def wait(part: Part, ended: "queue.SimpleQueue[Part]") -> None:
+def wait(part: Part, ended: Ended) -> None:
     """Wait for the part's end, in a thread of its own, and report it."""
     part.process.wait()
     ended.put(part)
