@@ -102,8 +102,8 @@ class Client:
             with self.connection.chain() as chain:  # posted at the end of the block, in one call
                 reads = [
                     chain.post_read(
-                        self.remote[block * BLOCK : block * BLOCK + BLOCK],
                         self.local[slot * BLOCK : slot * BLOCK + BLOCK],
+                        self.remote[block * BLOCK : block * BLOCK + BLOCK],
                     )
                     for slot, (_, block, _) in enumerate(found)
                 ]

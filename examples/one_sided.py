@@ -44,7 +44,7 @@ async def use(address: str, port: int) -> None:
         local = connection.register(bytearray(SIZE))
         local[:5].view[:] = b"hello"
         await connection.write(local[:5], remote[:5])
-        await connection.read(remote[:8], local[64:72])
+        await connection.read(local[64:72], remote[:8])
         print(f"read back {bytes(local[64:72].view)!r}")
 
         # Gathered from two places here into one place there; plain bytes will do as well.
@@ -52,7 +52,7 @@ async def use(address: str, port: int) -> None:
 
         # Post now, await later: 16 READs in flight at once.
         requests = [
-            connection.post_read(remote[at : at + 256], local[at : at + 256])
+            connection.post_read(local[at : at + 256], remote[at : at + 256])
             for at in range(0, SIZE, 256)
         ]
         done = await asyncio.gather(*requests)

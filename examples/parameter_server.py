@@ -92,7 +92,7 @@ async def use(address: str, port: int, leases: int) -> None:
             async with asyncio.timeout(CLIENT_SECONDS):
                 await connection.send(b"lease")
                 remote = aiordma.RemoteMemory.unpack(await connection.receive())
-                await connection.read(remote, local)
+                await connection.read(local, remote)
             await connection.send(b"done")
             assert (weights == weights[0]).all(), "a mixture of versions"
             assert weights[0] >= newest

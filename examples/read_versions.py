@@ -52,7 +52,7 @@ async def read(address: str, port: int, count: int) -> None:
         data, region = local[DATA].view(np.uint64), connection.register(local)
         while consistent < count:
             for part in (ENDED, DATA, BEGUN):  # each after the one before has completed
-                await connection.read(remote[part], region[part])
+                await connection.read(region[part], remote[part])
             if local[ENDED].view(np.uint64)[0] == local[BEGUN].view(np.uint64)[0]:
                 assert (data == data[0]).all()
                 consistent += 1

@@ -258,10 +258,10 @@ class ConnectionOptions:
     def _chosen(
         cls,
         call: Callable[..., object],
-        options: Self | None,
+        options: "ConnectionOptions | None",
         keywords: ConnectionKeywords,
-        default: Self | None = None,
-    ) -> Self:
+        default: "ConnectionOptions | None" = None,
+    ) -> "ConnectionOptions":
         """Return the options from a function's arguments; `default` is in place of options=None.
 
         Raises:
@@ -281,9 +281,7 @@ class ConnectionOptions:
             if name not in _DEFAULTS:
                 raise unknown_parameter(name, call, _DEFAULTS)
             _checked(name, value, call.__name__)
-        base = options or default
-        if base is None:
-            return cls(**given)
+        base = options or default or DEFAULT_OPTIONS
         if not given:
             return base
         if "peer_timeout" in given and base.peer_timeout is not None:
@@ -301,6 +299,9 @@ _DEFAULTS: dict[str, Any] = {
     for name in (*_RANGES, *_SECONDS, *_FLAGS)
 }
 """The options' defaults, which need no check."""
+
+
+DEFAULT_OPTIONS = ConnectionOptions()
 
 
 def unknown_parameter(name: str, call: Callable[..., object], options: Iterable[str]) -> TypeError:

@@ -586,12 +586,12 @@ class Connection(Posting, ObjectStream[bytes]):
 
     # -- one-sided operations ---------------------------------------------------------------------
 
-    async def read(self, remote: RemoteMemory, local: LocalMemory) -> WorkCompletion:
+    async def read(self, local: LocalMemory, remote: RemoteMemory) -> WorkCompletion:
         """READ the peer's memory into local memory. The call waits for a free slot.
 
         Args:
-            remote: the peer's memory.
-            local: registered memory, or a writable buffer, of the same length.
+            local: registered memory, or a writable buffer.
+            remote: the peer's memory, of the same length.
 
         Returns:
             The completion.
@@ -603,24 +603,24 @@ class Connection(Posting, ObjectStream[bytes]):
 
         See: man rdma_post_read.
         """
-        request = self._port.read(remote, local)
+        request = self._port.read(local, remote)
         if request is not None:
             return await request
         work = read_work(self._endpoint, "read", remote, 1)
         return await self._posts.run(work, self._staging.target, [local], "read(): local")
 
-    async def readv(self, remote: RemoteMemory, parts: Iterable[LocalMemory]) -> WorkCompletion:
+    async def readv(self, parts: Iterable[LocalMemory], remote: RemoteMemory) -> WorkCompletion:
         """READ the peer's memory, scattered over several local buffers, as `read` does.
 
         Args:
-            remote: the peer's memory.
             parts: registered memory, or writable buffers, filled in this order.
+            remote: the peer's memory.
 
         Raises: as `Connection.read`.
 
         Cancellation: as `Connection.read`.
         """
-        request = self._port.readv(remote, parts)
+        request = self._port.readv(parts, remote)
         if request is not None:
             return await request
         given = several(parts, "readv")
@@ -658,11 +658,11 @@ class Connection(Posting, ObjectStream[bytes]):
             return b""
         if length <= THREAD_LIMIT:
             buffer = bytearray(length)
-            await self.read(remote, buffer)
+            await self.read(buffer, remote)
             return bytes(buffer)
         # The device writes into the result itself: the loop's thread touches none of its memory.
         result, target = blank_bytes(length)
-        await self.read(remote, target)
+        await self.read(target, remote)
         return result
 
     async def write(

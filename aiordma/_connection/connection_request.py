@@ -318,8 +318,10 @@ class ConnectionRequest:
                 ) from None
             raise
         self._tally.established += 1
-        device, fields = endpoint.device_name, endpoint.log_fields
-        logger.debug("accepted %s through the device %s", self.peer_address, device, extra=fields)
+        if logger.isEnabledFor(logging.DEBUG):
+            device, fields = endpoint.device_name, endpoint.log_fields
+            text = "accepted %s through the device %s"
+            logger.debug(text, self.peer_address, device, extra=fields)
         return self.private_data
 
     async def _undo(self, endpoint: Endpoint, error: BaseException) -> None:

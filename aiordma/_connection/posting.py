@@ -100,15 +100,15 @@ class Posting:
 
     @calls_port("read")
     def post_read(
-        self, remote: RemoteMemory, local: LocalMemory, *, fence: bool = False
+        self, local: LocalMemory, remote: RemoteMemory, *, fence: bool = False
     ) -> WorkRequest:
         """Post an RDMA READ of the peer's memory into local memory (rdma_post_read).
 
         The request completes when the data has arrived.
 
         Args:
-            remote: the peer's memory.
-            local: registered memory, or a writable buffer, of the same length.
+            local: registered memory, or a writable buffer.
+            remote: the peer's memory, of the same length.
             fence: see the class.
 
         Raises:
@@ -122,14 +122,14 @@ class Posting:
 
     @calls_port("readv")
     def post_readv(
-        self, remote: RemoteMemory, parts: Iterable[LocalMemory], *, fence: bool = False
+        self, parts: Iterable[LocalMemory], remote: RemoteMemory, *, fence: bool = False
     ) -> WorkRequest:
         """Post a READ scattered over several local buffers (rdma_post_readv).
 
         Args:
-            remote: the peer's memory.
             parts: registered memory, or writable buffers, filled in this order; at most
                 `max_send_sge`.
+            remote: the peer's memory.
             fence: see the class.
 
         Raises: as `Connection.post_read`.

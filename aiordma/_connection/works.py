@@ -151,6 +151,7 @@ def check_remote(remote: RemoteMemory, call: str) -> None:
     """
     if not isinstance(remote, RemoteMemory):
         raise TypeError(
-            f"{call}(): remote={shown(remote)}: {type(remote).__name__} is no RemoteMemory: a peer "
-            "makes one with region.remote(), and sends it packed"
+            f"{call}(): remote={shown(remote)}: expected RemoteMemory, got {type(remote).__name__}"
+            ": local memory comes first, then the peer's, which it makes with region.remote() and "
+            "sends packed"
         )

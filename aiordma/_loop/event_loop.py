@@ -510,7 +510,8 @@ def require_here(loop: EventLoop, what: object) -> None:
         EventLoopError: this is another thread, another loop runs here, or the loop has ended.
         ForkError: this process is a forked child of the loop's.
     """
-    require_same_process(loop.process, what)
+    if loop.process != here.pid:
+        require_same_process(loop.process, what)
     if loop.is_running_here():
         loop.thread = get_ident()
         return

@@ -522,10 +522,10 @@ class Port:
         solicited: object = False,
     ) -> WorkRequest | None: ...
     def read(
-        self, remote: object, local: object, *, fence: object = False
+        self, local: object, remote: object, *, fence: object = False
     ) -> WorkRequest | None: ...
     def readv(
-        self, remote: object, parts: object, *, fence: object = False
+        self, parts: object, remote: object, *, fence: object = False
     ) -> WorkRequest | None: ...
     def compare_swap(
         self, local: object, remote: object, compare: object, swap: object, *, fence: object = False
@@ -643,10 +643,10 @@ class ChainPort:
         solicited: object = False,
     ) -> WorkRequest | None: ...
     def read(
-        self, remote: object, local: object, *, fence: object = False
+        self, local: object, remote: object, *, fence: object = False
     ) -> WorkRequest | None: ...
     def readv(
-        self, remote: object, parts: object, *, fence: object = False
+        self, parts: object, remote: object, *, fence: object = False
     ) -> WorkRequest | None: ...
     def compare_swap(
         self, local: object, remote: object, compare: object, swap: object, *, fence: object = False

@@ -173,7 +173,7 @@ class Reactor:
         Args:
             until: no more events once this is true, whose answer an event can change.
         """
-        if self.ended or self._destroying or self._is_inherited:
+        if self.ended or self._destroying or self._process != here.pid:
             return False
         if not self._taking:
             self._taken = 0

@@ -229,7 +229,7 @@ async def _prepare(connection: Connection, work: Workload, timed: bool) -> Drive
         if work.operation == "chain":
             return partial(_chains, connection, work, local, remote)
         if work.operation == "read":
-            post = partial(connection.post_read, remote, memory[:])
+            post = partial(connection.post_read, memory[:], remote)
         else:
             post = partial(connection.post_write, local, remote)
     if work.depth == 1:

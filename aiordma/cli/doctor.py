@@ -159,7 +159,7 @@ async def _converse(address: str, device: str) -> str:
             await connection.send(data)
             remote = aiordma.RemoteMemory.unpack(await connection.receive())
             into = connection.register(bytearray(len(data)))
-            await connection.read(remote, into)
+            await connection.read(into, remote)
             if into.view != data:
                 return "the READ brought other bytes than were there"
     return "ok"

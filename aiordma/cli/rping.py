@@ -131,7 +131,7 @@ async def answer(connection: Connection, *, verify: bool = False, show: bool = F
     async for message in connection:
         source = described(message)
         text = buffer[: source.length]
-        await connection.read(source, text)
+        await connection.read(text, source)
         go_ahead(connection)
 
         received = bytes(text.view)

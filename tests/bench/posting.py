@@ -188,7 +188,7 @@ def _write(c: Connection, remote: RemoteMemory) -> Window:
 
 def _read(c: Connection, remote: RemoteMemory) -> Window:
     post, local = c.post_read, _local(c)
-    return lambda: [post(remote, local) for _ in range(WINDOW)]
+    return lambda: [post(local, remote) for _ in range(WINDOW)]
 
 
 def _write_inline(c: Connection, remote: RemoteMemory) -> Window:
@@ -243,7 +243,7 @@ def _writev2_immediate(c: Connection, remote: RemoteMemory) -> Window:
 
 def _readv2(c: Connection, remote: RemoteMemory) -> Window:
     post, parts = c.post_readv, _parts(c, 2)
-    return lambda: [post(remote, parts) for _ in range(WINDOW)]
+    return lambda: [post(parts, remote) for _ in range(WINDOW)]
 
 
 def _sendv2(c: Connection, remote: RemoteMemory) -> Window:

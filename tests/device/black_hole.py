@@ -146,14 +146,14 @@ async def _run(
         watched: dict[str, tuple[aiordma.Connection, aiordma.WorkRequest | None]] = {}
         if slow:
             await anyio.run_process(["sh", "-ec", slow])
-            reads = [half.post_read(memory[3], bytearray(LONG)) for _ in range(HALF_DEPTH)]
+            reads = [half.post_read(bytearray(LONG), memory[3]) for _ in range(HALF_DEPTH)]
             watched["HALF A READ"] = half, reads[-1]
             await anyio.sleep(1)
         await anyio.run_process(["sh", "-ec", cut])
         watch = _Watch()
         try:
             if options.initiator_depth:
-                watched["READ"] = read, read.post_read(memory[0][:64], bytearray(64))
+                watched["READ"] = read, read.post_read(bytearray(64), memory[0][:64])
             watched["SEND"] = send, send.post_send(b"into the void")
             watched["WRITE"] = write, write.post_write(b"", memory[2][:0])
             for kind in ("IDLE CLIENT", "IDLE SERVER"):

@@ -109,7 +109,7 @@ async def talk(client: aiordma.Connection, server: aiordma.Connection) -> None:
     messages = 24 if "rnr" in CAN else 8
     requests = [
         *(client.post_write(bytes(1 << 16), theirs) for _ in range(10)),
-        *(client.post_read(theirs, bytearray(1 << 16)) for _ in range(10)),
+        *(client.post_read(bytearray(1 << 16), theirs) for _ in range(10)),
         *(client.post_send(bytes(1 << 10)) for _ in range(messages)),
     ]
     for request in requests:

@@ -132,23 +132,23 @@ CONNECTION: dict[str, Call] = {
     ),
     "post_recvv": Call(lambda w, parts: w.client.post_recvv(parts), lambda w: {}, {"parts": PARTS}),
     "post_read": Call(
-        lambda w, remote, local: w.client.post_read(remote, local),
+        lambda w, remote, local: w.client.post_read(local, remote),
         lambda w: {"remote": w.remote, "local": bytearray(8)},
         {"remote": REMOTE_RANGE, "local": BUFFER},
     ),
     "post_readv": Call(
-        lambda w, remote, parts: w.client.post_readv(remote, parts),
+        lambda w, remote, parts: w.client.post_readv(parts, remote),
         lambda w: {"remote": w.remote, "parts": [bytearray(8)]},
         {"remote": REMOTE_RANGE, "parts": PARTS},
         "scattered_read",
     ),
     "read": Call(
-        lambda w, remote, local: w.client.read(remote, local),
+        lambda w, remote, local: w.client.read(local, remote),
         lambda w: {"remote": w.remote, "local": bytearray(8)},
         {"remote": REMOTE_RANGE, "local": BUFFER},
     ),
     "readv": Call(
-        lambda w, remote, parts: w.client.readv(remote, parts),
+        lambda w, remote, parts: w.client.readv(parts, remote),
         lambda w: {"remote": w.remote, "parts": [bytearray(8)]},
         {"remote": REMOTE_RANGE, "parts": PARTS},
         "scattered_read",
@@ -344,7 +344,7 @@ async def test_a_connection_refuses_in_the_terms_of_the_call(name: str) -> None:
             receive = server.post_recv(bytearray(8))
             await client.send(b"intact")
             assert (await receive).byte_len == 6, i
-        assert await client.read(server.register(bytearray(8), REMOTE).remote(), bytearray(8))
+        assert await client.read(bytearray(8), server.register(bytearray(8), REMOTE).remote())
 
 
 CHAINED = ("post_send", "post_sendv", "post_read", "post_write", "post_writev")

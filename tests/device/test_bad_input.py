@@ -102,7 +102,7 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
     ),
     "write of objects": (lambda c: c.post_write(_objects(), _far(c)), TypeError, "Python objects"),
     "receive into objects": (lambda c: c.post_recv(_objects()), TypeError, "Python objects"),
-    "read into objects": (lambda c: c.post_read(_far(c), _objects()), TypeError, "Python objects"),
+    "read into objects": (lambda c: c.post_read(_objects(), _far(c)), TypeError, "Python objects"),
     "register objects": (lambda c: c.register(_objects()), TypeError, "Python objects"),
     "register structures with objects": (
         lambda c: c.register(_structures()),
@@ -135,7 +135,7 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
         "Python objects",
     ),
     "read into dates with objects": (
-        lambda c: c.post_read(_far(c), _dates_and_objects()),
+        lambda c: c.post_read(_dates_and_objects(), _far(c)),
         TypeError,
         "Python objects",
     ),
@@ -170,31 +170,31 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
         ValueError,
         "9 parts",
     ),
-    "read into bytes": (lambda c: c.post_read(_far(c), bytes(64)), TypeError, "read-only"),
+    "read into bytes": (lambda c: c.post_read(bytes(64), _far(c)), TypeError, "read-only"),
     "read into a read-only view": (
-        lambda c: c.post_read(_far(c), memoryview(bytearray(64)).toreadonly()),
+        lambda c: c.post_read(memoryview(bytearray(64)).toreadonly(), _far(c)),
         TypeError,
         "read-only",
     ),
     "read of another length": (
-        lambda c: c.post_read(_far(c), bytearray(63)),
+        lambda c: c.post_read(bytearray(63), _far(c)),
         ValueError,
         "local has 63 bytes, and remote 64",
     ),
     "read into nothing": (
-        lambda c: c.post_read(_far(c), bytearray()),
+        lambda c: c.post_read(bytearray(), _far(c)),
         ValueError,
         "local has 0 bytes",
     ),
     "readv of another length": (
-        lambda c: c.post_readv(_far(c), [bytearray(60), bytearray(5)]),
+        lambda c: c.post_readv([bytearray(60), bytearray(5)], _far(c)),
         ValueError,
         "parts has 65 bytes",
     ),
     "read of something else": (
-        lambda c: c.post_read(b"remote", bytearray(6)),  # type: ignore[arg-type]
+        lambda c: c.post_read(bytearray(6), b"remote"),  # type: ignore[arg-type]
         TypeError,
-        "bytes is no RemoteMemory",
+        "expected RemoteMemory, got bytes",
     ),
     "write of another length": (
         lambda c: c.post_write(bytes(1000), _far(c)),
@@ -204,7 +204,7 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
     "write to our own region": (
         lambda c: c.post_write(bytes(64), c.register(bytearray(64), REMOTE)),  # type: ignore[arg-type]
         TypeError,
-        "MemoryRegion is no RemoteMemory",
+        "expected RemoteMemory, got MemoryRegion: local memory comes first",
     ),
 }
 
@@ -238,8 +238,8 @@ async def test_refused_with_nothing_lost(case: str) -> None:
 COROUTINES: dict[str, tuple[Post, type[Exception]]] = {
     "send": (lambda c: c.send(5), TypeError),  # type: ignore[arg-type]
     "sendv": (lambda c: c.sendv([b"x"] * 9), ValueError),
-    "read": (lambda c: c.read(_far(c), bytes(64)), TypeError),
-    "readv": (lambda c: c.readv(_far(c), [bytearray(1)]), ValueError),
+    "read": (lambda c: c.read(bytes(64), _far(c)), TypeError),
+    "readv": (lambda c: c.readv([bytearray(1)], _far(c)), ValueError),
     "write": (lambda c: c.write(b"x", _far(c)), ValueError),
     "writev": (lambda c: c.writev([_closed(c)], _far(c)), aiordma.ClosedError),
     "a long write": (lambda c: c.write(bytes(1 << 21), _far(c)), ValueError),
@@ -296,14 +296,14 @@ async def test_what_cannot_be_registered_is_refused() -> None:
 USES: dict[str, Post] = {
     "post_send": lambda c: c.post_send(b"x"),
     "post_recv": lambda c: c.post_recv(bytearray(1)),
-    "post_read": lambda c: c.post_read(RemoteMemory(0, 1, 0), bytearray(1)),
+    "post_read": lambda c: c.post_read(bytearray(1), RemoteMemory(0, 1, 0)),
     "post_write": lambda c: c.post_write(b"x", RemoteMemory(0, 1, 0)),
     "register": lambda c: c.register(bytearray(1)),
 }
 ASYNC_USES: dict[str, Post] = {
     "send": lambda c: c.send(b"x"),
     "receive": lambda c: c.receive(),
-    "read": lambda c: c.read(RemoteMemory(0, 1, 0), bytearray(1)),
+    "read": lambda c: c.read(bytearray(1), RemoteMemory(0, 1, 0)),
     "write": lambda c: c.write(b"x", RemoteMemory(0, 1, 0)),
     "register_in_thread": lambda c: c.register_in_thread(bytearray(1)),
 }

@@ -128,7 +128,7 @@ async def test_a_fenced_send_comes_after_the_read_before_it() -> None:
     async with connected() as (client, server):
         theirs = server.register(bytearray(b"x" * 4096), REMOTE).remote()
         ours = client.register(bytearray(4096))
-        read = client.post_read(theirs, ours[:])
+        read = client.post_read(ours[:], theirs)
         send = client.post_send(ours[:16], fence=True)
         await read
         await send

@@ -202,7 +202,7 @@ async def test_a_cancelled_read_may_still_write_but_only_to_its_own_buffer() -> 
         ours = client.register(bytearray(8192))
         with anyio.CancelScope() as scope:
             scope.cancel()
-            await client.read(theirs.remote(), ours[:4096])
+            await client.read(ours[:4096], theirs.remote())
         await until(lambda: ours._users == 0)
         assert bytes(ours.view[4096:]) == bytes(4096)
         assert await client.read_bytes(theirs.remote()) == b"r" * 4096

@@ -259,16 +259,16 @@ async def test_a_run_has_no_read_where_its_end_may_come_late() -> None:
         hub_of(client).keeps_order = False
         theirs = server.register(bytearray(8), REMOTE).remote()
         ours = client.register(bytearray(8))
-        assert (await client.post_read(theirs, ours[:])).ok
+        assert (await client.post_read(ours[:], theirs)).ok
         with client.chain(signal_last_only=True) as chain:
             for _ in range(2):
                 with pytest.raises(aiordma.NotSupportedError, match="signal_last_only"):
-                    chain.post_read(theirs, ours[:])
+                    chain.post_read(ours[:], theirs)
             chain.post_write(ours[:], theirs)
         (request,) = chain.requests
         assert (await request).ok
         with client.chain() as chain:
-            chain.post_read(theirs, ours[:])
+            chain.post_read(ours[:], theirs)
         assert (await chain.requests[0]).ok
         assert ours._users == 0
 
@@ -284,10 +284,10 @@ async def test_requests_of_every_kind_are_posted_in_their_order(signal_last_only
         ours = client.register(bytearray(b"written."))
         read, kept = client.register(bytearray(8)), client.register(bytearray(8))
         with one_call(client), client.chain(signal_last_only=signal_last_only) as chain:
-            chain.post_read(other, kept[:])
+            chain.post_read(kept[:], other)
             chain.post_write(ours[:], theirs)
             chain.post_sendv([b"in ", b"parts"])
-            chain.post_readv(theirs, [read[:]])
+            chain.post_readv([read[:]], theirs)
             chain.post_send(b"x" * 1000)
             chain.post_send(ours[:])
         for request in chain.requests:
@@ -322,7 +322,7 @@ async def test_memory_is_held_from_the_beginning() -> None:
         theirs = server.register(bytearray(8), REMOTE).remote()
         ours = client.register(bytearray(8))
         with suppress(KeyError), client.chain() as chain:
-            requests = [chain.post_write(ours[:], theirs), chain.post_read(theirs, ours[:])]
+            requests = [chain.post_write(ours[:], theirs), chain.post_read(ours[:], theirs)]
             with pytest.raises(aiordma.BusyError):
                 ours.close()
             raise KeyError

@@ -82,7 +82,7 @@ async def test_memory_is_local_memory_of_requests(udmabuf: bool) -> None:
         await server.send(region[:4])
         assert await client.receive() == bytes(range(4))
         target.view[:] = b"x" * PAGE
-        await server.read(target[:4].remote(), region[8:12])
+        await server.read(region[8:12], target[:4].remote())
         assert memory.bytes[PAGE + 71 : PAGE + 77] == b"\x07xxxx\x0c"
 
 
@@ -114,7 +114,7 @@ async def test_memory_goes_with_buffers_in_one_request(length: int) -> None:
         await server.writev([b"head", region[:length], b"tail"], target.remote())
         assert bytes(target) == expected
         head = bytearray(4)
-        await server.readv(target[4:].remote(), [head, region[4 : 4 + length]])
+        await server.readv([head, region[4 : 4 + length]], target[4:].remote())
         assert (bytes(head), memory.bytes[PAGE + 68 : PAGE + 72]) == (b"gggg", (expected * 2)[8:12])
         assert endpoint_of(server).regions == {id(each): each for each in (region, tail)}
 
@@ -183,7 +183,7 @@ async def test_region_ends_with_its_connection() -> None:
 async def test_access_that_was_not_given_is_refused() -> None:
     async with registered(access=Access.REMOTE_READ) as (client, server, _, region):
         with pytest.raises(TypeError, match=r"takes Access\.LOCAL_WRITE$"):
-            await server.read(region[:8].remote(), region[8:16])
+            await server.read(region[8:16], region[:8].remote())
         request = client.post_write(b"no", region[:2].remote())
         request.add_done_callback(aiordma.WorkRequest.exception)
         assert isinstance(await client.ended(), Exception)

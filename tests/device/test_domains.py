@@ -250,7 +250,7 @@ async def test_memory_of_another_domain_is_refused_before_the_post() -> None:
             lambda: server.post_sendv([mine[:4], foreign[:4]]),
             lambda: server.post_sendv([b"copied", foreign[:4]]),
             lambda: server.post_write(foreign, remote),
-            lambda: server.post_read(remote, foreign),
+            lambda: server.post_read(foreign, remote),
             lambda: server.chain().post_send(foreign[:4]),
         ]
         for use in uses:
@@ -273,7 +273,7 @@ async def test_a_receive_in_memory_of_another_domain_is_refused() -> None:
             with pytest.raises(ValueError, match="another protection domain"):
                 shared.post_srq_recv([foreign])
         with pytest.raises(ValueError, match="another protection domain"):
-            servers[0].post_read(aiordma.RemoteMemory(0, 64, 1), foreign)
+            servers[0].post_read(foreign, aiordma.RemoteMemory(0, 64, 1))
 
 
 @pytest.mark.promise("A peer reaches the memory of its own domain only")
@@ -312,7 +312,7 @@ async def _refused(
         remote = memory.remote()
         landing = bytearray(len(SECRET))
         if operation == "read":
-            request = clients[1].post_read(remote, landing)
+            request = clients[1].post_read(landing, remote)
         else:
             request = clients[1].post_write(b"x" * len(SECRET), remote)
         request.add_done_callback(aiordma.WorkRequest.exception)

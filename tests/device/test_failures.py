@@ -112,7 +112,7 @@ async def test_waiting_coroutines_get_the_cause_of_the_end() -> None:
         _,
     ):
         outcomes = [Outcome() for _ in range(3)]
-        failing = client.post_read(NOWHERE, bytearray(8))
+        failing = client.post_read(bytearray(8), NOWHERE)
         async with anyio.create_task_group() as group:
             for outcome in outcomes:
                 group.start_soon(outcome.of, lambda: client.send(b"waiting for a slot"))

@@ -145,7 +145,7 @@ async def test_elements_without_a_buffer_format_are_sent_and_read(count: int) ->
         await client.write(dates, region.remote())
         assert bytes(region) == dates.tobytes()
         back: Any = numpy.zeros_like(dates)
-        await client.read(region.remote(), back)
+        await client.read(back, region.remote())
         assert (back == dates).all()
         with pytest.raises(ValueError, match=r"data: the buffer is not contiguous"):
             client.post_send(dates[::2])

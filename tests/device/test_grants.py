@@ -285,7 +285,7 @@ async def test_no_read_sees_what_was_written_after_the_block(kind: str) -> None:
                 landing = bytearray(remote.length)
                 with suppress(aiordma.RdmaError, ConnectionError):
                     while True:
-                        await client.read(remote, landing)
+                        await client.read(landing, remote)
                         copies.append(bytes(landing[:8]) + bytes(landing[-8:]))
                 copies.append(bytes(landing))
 

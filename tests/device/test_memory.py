@@ -84,7 +84,7 @@ async def test_memory_that_is_not_writable_says_which_access_is_missing() -> Non
         remote = aiordma.RemoteMemory(4096, 8, 1)
         constant = client.register(bytes(8))
         fixed = client.register(bytearray(8), Access.REMOTE_READ)
-        for use in (client.post_recv, lambda part: client.post_read(remote, part)):
+        for use in (client.post_recv, lambda part: client.post_read(part, remote)):
             with pytest.raises(
                 TypeError, match=r"no access, .* takes Access\.LOCAL_WRITE.*register a bytearray"
             ):
@@ -215,7 +215,7 @@ class Counted(bytearray):
 async def _read_in_thread(client: aiordma.Connection, remote: aiordma.RemoteMemory) -> Any:
     buffer = Counted(len(remote))
     with suppress(aiordma.VerbsCallError):
-        await client.read(remote, buffer)
+        await client.read(buffer, remote)
     return weakref.ref(buffer)
 
 
@@ -336,7 +336,7 @@ async def test_large_buffer_is_free_when_the_await_returns(operation: str) -> No
             if operation == "write":
                 await client.write(buffer, region.remote())
             elif operation == "read":
-                await client.read(region.remote(), buffer)
+                await client.read(buffer, region.remote())
             else:
                 receive = server.post_recv(region)
                 await client.send(buffer)

@@ -29,14 +29,14 @@ async def test_reads_and_writes_give_their_completions() -> None:
     async with connected() as (client, server):
         theirs = server.register(bytearray(b"theirs!!"), REMOTE)
         ours = client.register(bytearray(8))
-        read = await client.post_read(theirs.remote(), ours)
+        read = await client.post_read(ours, theirs.remote())
         assert read.operation is Opcode.RDMA_READ
         assert bytes(ours.view) == b"theirs!!"
         ours.view[:] = b"ours now"
         write = await client.post_write(ours, theirs.remote())
         assert write.operation is Opcode.RDMA_WRITE
         assert bytes(theirs.view) == b"ours now"
-        assert (await client.read(theirs.remote(), ours)).ok
+        assert (await client.read(ours, theirs.remote())).ok
         assert (await client.write(ours, theirs.remote())).ok
 
 
@@ -58,7 +58,7 @@ async def test_one_sided_operations_touch_exactly_their_range() -> None:
         ours = client.register(bytearray(b"#" * 256))
         await client.write(ours[100:110], theirs.remote()[50:60])
         assert bytes(theirs.view) == b"." * 50 + b"#" * 10 + b"." * 196
-        await client.read(theirs.remote()[45:55], ours[200:210])
+        await client.read(ours[200:210], theirs.remote()[45:55])
         assert bytes(ours.view) == b"#" * 200 + b"....." + b"#####" + b"#" * 46
 
 
@@ -84,9 +84,9 @@ async def test_a_read_may_be_fenced() -> None:
         theirs = server.register(memory, REMOTE).remote()
         first, second = bytearray(8), bytearray(8)
         requests = [
-            client.post_read(theirs, first),
+            client.post_read(first, theirs),
             client.post_write(b"written.", theirs, fence=True),
-            client.post_read(theirs, second, fence=True),
+            client.post_read(second, theirs, fence=True),
         ]
         for request in requests:
             assert (await request).ok
@@ -110,7 +110,7 @@ async def test_more_parts_than_the_device_can_read_into_are_refused_by_name() ->
     ):
         theirs = server.register(bytearray(64), REMOTE)
         with pytest.raises(aiordma.NotSupportedError, match="READ into 64 parts"):
-            client.post_readv(theirs.remote(), [bytearray(1) for _ in range(64)])
+            client.post_readv([bytearray(1) for _ in range(64)], theirs.remote())
         await both_ways(client, server)
 
 
@@ -124,9 +124,9 @@ async def test_readv_scatters_in_the_order_of_the_parts() -> None:
         await client.post_writev([ours[14:16], ours[4:6]], theirs.remote()[4:8])
         assert bytes(theirs.view) == b"abcdef456789"
         target = client.register(bytearray(b"." * 16))
-        await client.readv(theirs.remote(), [target[12:16], target[2:4], target[4:10]])
+        await client.readv([target[12:16], target[2:4], target[4:10]], theirs.remote())
         assert bytes(target.view) == b"..ef456789..abcd"
-        await client.post_readv(theirs.remote()[:3], [target[1:2], target[14:16]])
+        await client.post_readv([target[1:2], target[14:16]], theirs.remote()[:3])
         assert bytes(target.view) == b".aef456789..abbc"
 
 
@@ -137,7 +137,7 @@ async def test_plain_buffers_need_no_registration() -> None:
             data = bytes(i * 7 % 256 for i in range(length))
             await client.write(data, theirs.remote()[:length])
             target = bytearray(length)
-            await client.read(theirs.remote()[:length], target)
+            await client.read(target, theirs.remote()[:length])
             assert target == data
         await client.writev([b"a" * 10, bytearray(b"b" * 20)], theirs.remote()[:30])
         assert await client.read_bytes(theirs.remote()[:30]) == b"a" * 10 + b"b" * 20
@@ -148,7 +148,7 @@ async def test_plain_buffers_are_read_into_in_order() -> None:
     async with connected() as (client, server):
         theirs = server.register(bytearray(b"a" * 10 + b"b" * 20), REMOTE)
         one, other = bytearray(5), bytearray(25)
-        await client.readv(theirs.remote()[:30], [one, other])
+        await client.readv([one, other], theirs.remote()[:30])
         assert one + other == b"a" * 10 + b"b" * 20
 
 
@@ -168,16 +168,16 @@ async def test_operations_of_no_bytes_succeed() -> None:
         ours = client.register(bytearray(16))
         await client.write(b"", theirs.remote()[3:3])
         await client.write(ours[4:4], theirs.remote()[3:3])
-        await client.read(theirs.remote()[9:9], ours[16:16])
+        await client.read(ours[16:16], theirs.remote()[9:9])
         assert bytes(theirs.view) == b"unchanged"
         assert bytes(ours.view) == bytes(16)
 
 
 READS_NOTHING: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "a region": lambda c, remote, ours: c.post_read(remote, ours[16:16]),
-    "a buffer": lambda c, remote, ours: c.post_read(remote, bytearray()),
-    "parts": lambda c, remote, ours: c.post_readv(remote, [ours[3:3]]),
-    "no parts": lambda c, remote, ours: c.post_readv(remote, []),
+    "a region": lambda c, remote, ours: c.post_read(ours[16:16], remote),
+    "a buffer": lambda c, remote, ours: c.post_read(bytearray(), remote),
+    "parts": lambda c, remote, ours: c.post_readv([ours[3:3]], remote),
+    "no parts": lambda c, remote, ours: c.post_readv([], remote),
 }
 
 
@@ -191,7 +191,7 @@ async def test_read_of_no_bytes_keeps_the_connection(read: Callable[..., Any]) -
             completion = await read(client, theirs[9:9], ours)
             assert completion.ok
             assert completion.operation is Opcode.RDMA_READ
-            await client.read(theirs[:4], ours[:4])
+            await client.read(ours[:4], theirs[:4])
         assert await client.read_bytes(theirs[9:9]) == b""
         leased = pool_of(client).leased
         for _ in range(3):
@@ -208,9 +208,9 @@ async def test_read_of_no_bytes_in_a_chain_keeps_the_connection() -> None:
         ours = client.register(bytearray(8))
         for last_only in (False, True):
             with client.chain(signal_last_only=last_only) as chain:
-                chain.post_read(theirs[:0], ours[:0])
+                chain.post_read(ours[:0], theirs[:0])
                 chain.post_write(b"", theirs[:0])
-                chain.post_read(theirs[:0], bytearray())
+                chain.post_read(bytearray(), theirs[:0])
             for request in chain.requests:
                 assert (await request).ok
         await both_ways(client, server)
@@ -221,7 +221,7 @@ async def test_a_pipeline_of_64_reads_and_writes_matches_one_to_one() -> None:
         theirs = server.register(bytearray(range(64)) * 8, REMOTE)
         ours = client.register(bytearray(512))
         remote = theirs.remote()
-        reads = [client.post_read(remote[i : i + 8], ours[i : i + 8]) for i in range(0, 512, 8)]
+        reads = [client.post_read(ours[i : i + 8], remote[i : i + 8]) for i in range(0, 512, 8)]
         for request in reversed(reads):
             assert (await request).wr_id == request.wr_id
         assert ours.view == theirs.view
@@ -251,7 +251,7 @@ async def test_without_outstanding_reads_a_read_is_refused_before_the_device_see
     ):
         theirs = server.register(bytearray(8), REMOTE)
         with pytest.raises(aiordma.NotSupportedError, match="initiator_depth"):
-            client.post_read(theirs.remote(), bytearray(8))
+            client.post_read(bytearray(8), theirs.remote())
         with pytest.raises(aiordma.NotSupportedError, match="initiator_depth"):
             await client.read_bytes(theirs.remote())
         await client.write(b"12345678", theirs.remote())
@@ -333,7 +333,7 @@ async def test_a_refused_access_ends_the_connection_and_touches_nothing(case: st
         async with anyio.create_task_group() as group:
             group.start_soon(here.of, client.receive)
             group.start_soon(there.of, server.receive)
-            post = client.post_read(remote, ours) if operation == READ else None
+            post = client.post_read(ours, remote) if operation == READ else None
             post = post or client.post_write(ours, remote)
             with suppress(aiordma.WorkCompletionError):
                 await post
@@ -354,7 +354,7 @@ async def test_the_peers_device_enforces(case: str) -> None:
 
         def post() -> aiordma.WorkRequest:
             if operation == READ:
-                return client.post_read(remote, ours)
+                return client.post_read(ours, remote)
             return client.post_write(ours, remote)
 
         await refused(client, server, post)
@@ -370,7 +370,7 @@ async def test_closed_region_rejects_its_old_rkey() -> None:
         remote = theirs.remote()
         assert await client.read_bytes(remote) == b"was mine"
         theirs.close()
-        await refused(client, server, lambda: client.post_read(remote, bytearray(8)))
+        await refused(client, server, lambda: client.post_read(bytearray(8), remote))
 
 
 async def test_a_refused_access_does_not_touch_other_connections_of_the_loop() -> None:

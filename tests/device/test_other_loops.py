@@ -38,7 +38,7 @@ USES: dict[str, Callable[[Ends], Any]] = {
     "send": lambda ends: ends.client.send(b"hello"),
     "sendv": lambda ends: ends.client.sendv([b"he", b"llo"]),
     "write": lambda ends: ends.client.write(b"hello", ends.remote[:5]),
-    "read": lambda ends: ends.client.read(ends.remote, bytearray(8)),
+    "read": lambda ends: ends.client.read(bytearray(8), ends.remote),
     "read_bytes": lambda ends: ends.client.read_bytes(ends.remote),
     "fetch_add": lambda ends: ends.client.fetch_add(ends.remote, 1),
     "receive": lambda ends: ends.server.receive(),

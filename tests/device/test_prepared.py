@@ -212,7 +212,7 @@ async def test_a_connection_is_established_once() -> None:
     [
         lambda client: client.post_send(b"too early"),
         lambda client: client.post_write(b"too early", RemoteMemory(0, 9, 1)),
-        lambda client: client.post_read(RemoteMemory(0, 8, 1), bytearray(8)),
+        lambda client: client.post_read(bytearray(8), RemoteMemory(0, 8, 1)),
         lambda client: client.post_fetch_add(bytearray(8), RemoteMemory(0, 8, 1), 1),
         lambda client: client.post_compare_swap(bytearray(8), RemoteMemory(0, 8, 1), 1, 2),
     ],

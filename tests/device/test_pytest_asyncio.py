@@ -43,7 +43,7 @@ async def test_as_completed_over_work_requests() -> None:
     async with connected() as (client, server):
         theirs = server.register(bytearray(range(64)), REMOTE)
         ours = client.register(bytearray(64))
-        reads = [client.post_read(theirs.remote()[i : i + 8], ours[i : i + 8]) for i in (0, 8, 16)]
+        reads = [client.post_read(ours[i : i + 8], theirs.remote()[i : i + 8]) for i in (0, 8, 16)]
         seen = set()
         for future in asyncio.as_completed(reads):
             seen.add((await future).wr_id)

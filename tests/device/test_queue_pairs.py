@@ -65,7 +65,7 @@ async def test_what_uc_lacks_is_said(device: DeviceUnderTest) -> None:
     async with pair(device, QueuePairType.UC) as (one, other):
         remote = other.register(bytearray(8), REMOTE).remote()
         with pytest.raises(aiordma.NotSupportedError, match="UC"):
-            one.post_read(remote, bytearray(8))
+            one.post_read(bytearray(8), remote)
         with pytest.raises(aiordma.NotSupportedError, match="UC"):
             one.post_fetch_add(bytearray(8), remote, 1)
         with pytest.raises(aiordma.NotSupportedError, match="UC"):

@@ -22,7 +22,7 @@ POSTS: dict[str, Callable[[aiordma.Connection, Any], object]] = {
     "post_send": lambda connection, buffer: connection.post_send(buffer),
     "post_sendv": lambda connection, buffer: connection.post_sendv([buffer]),
     "post_recv": lambda connection, buffer: connection.post_recv(buffer),
-    "post_read": lambda connection, buffer: connection.post_read(NOWHERE, buffer),
+    "post_read": lambda connection, buffer: connection.post_read(buffer, NOWHERE),
     "post_write": lambda connection, buffer: connection.post_write(buffer, NOWHERE),
     "register": lambda connection, buffer: connection.register(buffer),
 }
@@ -30,7 +30,7 @@ POSTS: dict[str, Callable[[aiordma.Connection, Any], object]] = {
 CALLS: dict[str, Callable[[aiordma.Connection, Any], Awaitable[object]]] = {
     "send": lambda connection, buffer: connection.send(buffer),
     "sendv": lambda connection, buffer: connection.sendv([buffer]),
-    "read": lambda connection, buffer: connection.read(NOWHERE, buffer),
+    "read": lambda connection, buffer: connection.read(buffer, NOWHERE),
     "write": lambda connection, buffer: connection.write(buffer, NOWHERE),
     "fetch_add": lambda connection, buffer: connection.fetch_add(NOWHERE, len(buffer)),
     "receive": lambda connection, buffer: connection.receive(),
@@ -81,7 +81,7 @@ async def test_failed_wait_for_a_slot_keeps_no_buffer() -> None:
         _,
     ):
         buffers = [bytearray(64) for _ in range(3)]
-        failing = client.post_read(NOWHERE, bytearray(8))
+        failing = client.post_read(bytearray(8), NOWHERE)
 
         async def send(buffer: bytearray) -> None:
             view = memoryview(buffer)

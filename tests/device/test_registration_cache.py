@@ -208,7 +208,7 @@ async def test_reads_into_an_array_use_its_registration() -> None:
         region = server.register(source.data, aiordma.Access.REMOTE_READ)
         for _ in range(2):
             target[:] = 0
-            await client.read(region.remote(), target.data)
+            await client.read(target.data, region.remote())
             assert bytes(target) == bytes(source)
         assert (cache.hits, cache.misses) == (1, 1)
 

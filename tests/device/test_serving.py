@@ -95,7 +95,7 @@ async def test_first_cause_is_named_before_its_flushes(caplog: pytest.LogCapture
         peers.append(address_text(connection.peer_address))
         await connection.receive()
         errors = []
-        requests = [connection.post_read(NOWHERE, bytearray(8)) for _ in range(3)]
+        requests = [connection.post_read(bytearray(8), NOWHERE) for _ in range(3)]
         for request in reversed(requests):  # a group has what was flushed first
             try:
                 await request

@@ -32,7 +32,7 @@ async def test_a_connection_counts_its_requests_and_their_bytes() -> None:
         await client.send(b"x" * 30)
         await client.send(b"y" * 12)
         await client.write(b"z" * 1000, memory.remote())
-        await client.read(memory.remote()[:200], bytearray(200))
+        await client.read(bytearray(200), memory.remote()[:200])
         await receives[1]
         theirs, ours = server.statistics(), client.statistics()
         assert ours.completed == {Opcode.SEND: 2, Opcode.RDMA_WRITE: 1, Opcode.RDMA_READ: 1}
@@ -73,11 +73,11 @@ async def test_failures_are_counted_by_their_status() -> None:
     async with connected(client=OWN_RECEIVES) as (client, server):
         memory = server.register(bytearray(64), REMOTE)
         remote = memory.remote()
-        await client.read(remote, bytearray(64))
+        await client.read(bytearray(64), remote)
         wrong = aiordma.RemoteMemory(remote.address, remote.length, remote.rkey ^ 0x5500)
         receive = client.post_recv(bytearray(8))
         with pytest.raises(aiordma.WorkCompletionError):
-            await client.read(wrong, bytearray(64))
+            await client.read(bytearray(64), wrong)
         with pytest.raises(aiordma.FlushedError):
             await receive
         await client.ended()

@@ -71,7 +71,7 @@ async def use_everything() -> None:
     async with connected() as (client, server):
         await both_ways(client, server)
         region = await client.register_in_thread(bytearray(64), REMOTE)
-        await server.read(region.remote(), bytearray(64))
+        await server.read(bytearray(64), region.remote())
         await client.send(bytes(2 * 1024 * 1024)[: client.options.receive_size])
         await server.receive()
         await client.aclose()

@@ -23,7 +23,7 @@ async def test_each_request_is_traced_with_its_device_and_latency(device: Device
             await client.send(b"hello")
             await receive
             await client.write(bytes(64), memory.remote())
-            await client.read(memory.remote()[:32], bytearray(32))
+            await client.read(bytearray(32), memory.remote()[:32])
     assert flushed.exception() is not None
     took = time.time_ns() - began
     succeeded = {(each.operation, each.bytes) for each in traced if each.status == "SUCCESS"}

@@ -66,7 +66,7 @@ async def settle() -> None:
 async def test_failed_request_is_reported(reports: list[Report]) -> None:
     async with connected() as (client, _):
         peer = address_text(client.peer_address)
-        client.post_read(NOWHERE, bytearray(8))
+        client.post_read(bytearray(8), NOWHERE)
         await client.ended()
         await settle()
         ((text, error),) = reports
@@ -107,7 +107,7 @@ async def test_receives_left_over_are_not_reported(reports: list[Report], who: s
 @pytest.mark.capability("named_refusals")
 async def test_failure_flushes_into_the_same_report(reports: list[Report]) -> None:
     async with connected(client=OWN_RECEIVES) as (client, _):
-        client.post_read(NOWHERE, bytearray(8))
+        client.post_read(bytearray(8), NOWHERE)
         for _ in range(20):
             client.post_recv(bytearray(8))
         kept = client.post_recv(bytearray(8))
@@ -295,7 +295,7 @@ def test_closed_loop_reports_each_failure_once(
 
     async def main() -> None:
         async with connected() as (client, _):
-            kept.append(client.post_read(NOWHERE, bytearray(8)))
+            kept.append(client.post_read(bytearray(8), NOWHERE))
             await client.ended()
         if dropped == "before":
             kept.clear()

@@ -193,8 +193,8 @@ async def read(cut: Cut) -> None:
     async with memories() as (client, server, ours, theirs):
         target = ours.cells[1]
         target.begin(bytes(theirs.cells[0].contents))
-        await cut.run(client.read(theirs.cells[0].remote, target.memory))
-        await client.read(theirs.cells[2].remote, ours.cells[2].memory)  # which comes after it
+        await cut.run(client.read(target.memory, theirs.cells[0].remote))
+        await client.read(ours.cells[2].memory, theirs.cells[2].remote)  # which comes after it
         target.settle()
         ours.cells[2].contents = theirs.cells[2].contents
         await works(client, server)
@@ -205,8 +205,8 @@ async def readv(cut: Cut) -> None:
     async with memories() as (client, _, ours, theirs):
         target = ours.cells[1]
         target.begin(bytes(theirs.cells[0].contents))
-        await cut.run(client.readv(theirs.cells[0].remote, [target.memory]))
-        await client.read(theirs.cells[2].remote, ours.cells[2].memory)
+        await cut.run(client.readv([target.memory], theirs.cells[0].remote))
+        await client.read(ours.cells[2].memory, theirs.cells[2].remote)
         target.settle()
         ours.cells[2].contents = theirs.cells[2].contents
 

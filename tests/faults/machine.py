@@ -277,7 +277,7 @@ class Machine(RuleBasedStateMachine):
         ours = end.arena.find(number + 3, theirs.size)
         if ours is None:
             return None
-        request = port.post_read(remote, ours.memory[: theirs.size])
+        request = port.post_read(ours.memory[: theirs.size], remote)
         return lambda _: end.watch_read(theirs, ours, theirs.size, request)
 
     def _target(self, end: End, number: int, size: int) -> tuple[aiordma.RemoteMemory, Cell] | None:
@@ -394,7 +394,7 @@ class Machine(RuleBasedStateMachine):
             ours = end.arena.find(place + 3, theirs.size)
             if ours is not None and not ours.arena.region.closed:
                 memory = ours.memory[: theirs.size]
-                reading = asyncio.ensure_future(end.connection.read(remote, memory))
+                reading = asyncio.ensure_future(end.connection.read(memory, remote))
                 end.watch_read(theirs, ours, theirs.size, reading)
 
         self._call(start)

@@ -95,7 +95,7 @@ async def test_a_dead_peer_ends_a_read_as_exhausted_retries(faults: Faults) -> N
         remote = aiordma.RemoteMemory.unpack(await client.receive())
         faults.silence_peer(0.1)
         with pytest.raises(aiordma.RetryExceededError):
-            await client.read(remote, client.register(bytearray(64)))
+            await client.read(client.register(bytearray(64)), remote)
 
 
 async def test_completions_that_come_late_and_out_of_order_all_come(faults: Faults) -> None:

@@ -89,7 +89,7 @@ async def by_read(ends: Ends) -> bool:
         remote = server.register(bytearray(ends.data), REMOTE).remote()
         found = bytearray(BYTES)
         ours = client.register(found)
-        await _in_parts(lambda part: client.read(remote[part], ours[part]))
+        await _in_parts(lambda part: client.read(ours[part], remote[part]))
         return found == ends.data
 
 

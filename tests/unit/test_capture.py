@@ -26,7 +26,7 @@ async def main():
         await client.send(b"a message")
         assert await server.receive() == b"a message"
         await client.write(b"w" * size, memory.remote())
-        await client.read(memory.remote()[:100], bytearray(100))
+        await client.read(bytearray(100), memory.remote()[:100])
         await server.send(b"an answer")
         assert await client.receive() == b"an answer"
 

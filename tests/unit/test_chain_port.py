@@ -53,7 +53,7 @@ def test_each_chained_request_has_its_own_completion(signal_last_only: bool) -> 
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         with client.chain(signal_last_only=signal_last_only) as chain:
             for _ in range(20):  # more than the table holds at first
-                chain.post_read(remote, local)
+                chain.post_read(local, remote)
                 chain.post_write(local, remote)
                 chain.post_send(b"x")
         kinds = [WorkCompletionOpcode.RDMA_READ, WorkCompletionOpcode.RDMA_WRITE]

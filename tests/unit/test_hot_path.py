@@ -114,7 +114,7 @@ KINDS: dict[str, Callable[[MemorySlice, RemoteMemory], Call]] = {
     "write_inline": lambda m, r: ("post_write", (bytes(64), r), {"immediate": None}),
     "writev": lambda m, r: ("post_writev", ([m[:8], m[8:]], r), {}),
     "writev_immediate": lambda m, r: ("post_writev", ((m[:0], m), r), {"immediate": 1}),
-    "readv": lambda m, r: ("post_readv", (r, [m[:8], m[8:]]), {"fence": True}),
+    "readv": lambda m, r: ("post_readv", ([m[:8], m[8:]], r), {"fence": True}),
     "send_immediate": lambda m, _: ("post_send", (m,), {"immediate": 2**32 - 1}),
     "send_invalidate": lambda m, _: ("post_send", (m,), {"invalidate": 3, "solicited": True}),
     "sendv": lambda m, _: ("post_sendv", ([m] * 4,), {}),

@@ -39,7 +39,7 @@ async def connected() -> AsyncIterator[tuple[Connection, MemoryRegion, RemoteMem
 async def test_a_full_queue_is_looked_at_however_seldom_looking_paid() -> None:
     async with connected() as (client, ours, remote):
         for _ in range(100):
-            await client.read(remote, ours[:])  # too early to find anything
+            await client.read(ours[:], remote)  # too early to find anything
         with instant(client):
             requests = [client.post_write(ours[:], remote) for _ in range(2 * DEPTH)]
             for request in requests:
@@ -121,13 +121,13 @@ def test_the_benchmark_knows_how_long_a_loop_polls() -> None:
 async def test_port_posts_plain_requests_in_one_call() -> None:
     async with connected() as (client, region, remote):
         port, steps = endpoint_of(client).work.port, drain_of(client)
-        await client.read(remote[:8], region[:8])  # from now on the port posts READs
+        await client.read(region[:8], remote[:8])  # from now on the port posts READs
         with instant(client):
             crossings = steps.crossings
             posted = [
                 port.send(b"inline"),
                 port.write(region[:8], remote[:8]),
-                port.read(remote[:8], region[:8]),
+                port.read(region[:8], remote[:8]),
             ]
             assert [request and request.operation for request in posted] == [
                 "SEND",
@@ -141,6 +141,6 @@ async def test_port_posts_plain_requests_in_one_call() -> None:
         for refused in (
             port.send(bytes(1 << 20)),  # too long to be sent inline
             port.write(region[:8], remote[:4]),
-            port.read(remote[:8], b"read-only"),
+            port.read(b"read-only", remote[:8]),
         ):
             assert refused is None

@@ -18,10 +18,10 @@ from tests.unit.sources import PACKAGE, modules
 MOST = 2
 """Levels of inheritance among classes of ours: a class and its base."""
 
-DEEPER = {"DmabufRegion"}
+DEEPER = {"DmabufRegion", "UnmanagedConnection"}
 """What programs take for its base (isinstance), as they do with exceptions: a MemoryRegion whose
-memory the CPU does not access. Its base has two bases itself, the storage in C and the life of a
-kernel object."""
+memory the CPU does not access, and a Connection without the connection manager. Their bases have
+bases themselves: the storage in C and the life of a kernel object; the `post_*` methods."""
 
 C_TYPES = frozenset(kind for kind in vars(_engine).values() if isinstance(kind, type))
 

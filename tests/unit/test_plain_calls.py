@@ -15,6 +15,6 @@ def test_a_method_that_needs_no_python_is_documented_as_one_that_does() -> None:
     text = " ".join(pydoc.plain(pydoc.render_doc(method)).split())  # Python 3.13 breaks the line
     assert "post_write(self, local" in text.replace("( ", "(")
     assert "RDMA WRITE" in text
-    assert method.__module__ == "aiordma._connection.connection"
+    assert method.__module__ == "aiordma._connection.posting"
     assert inspect.unwrap(method) is not method
     assert "post_write" in repr(method)

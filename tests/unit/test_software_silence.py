@@ -42,7 +42,7 @@ from tests.network import ip
 
 async def read_on(connection, memory, into):
     while True:
-        await connection.read(memory, into)
+        await connection.read(into, memory)
 
 async def main():
     async with connected("127.0.0.1") as (client, server):

@@ -23,15 +23,15 @@ async def main():
             await client.send(bytes(i))
         await client.sendv([b"ab", parts[:3]])
         await client.write(b"x" * 64, memory.remote())
-        await client.readv(memory.remote()[:8], [parts[:4], parts[4:8]])
+        await client.readv([parts[:4], parts[4:8]], memory.remote()[:8])
         with client.chain(signal_last_only=True) as chain:
             requests = [chain.post_send(b"c"), chain.post_sendv([b"d", b"e"])]
         await requests[1]
         async with asyncio.TaskGroup() as group:
             for _ in range(6):
-                group.create_task(client.read(memory.remote(), bytearray(64)))
+                group.create_task(client.read(bytearray(64), memory.remote()))
         wrong = aiordma.RemoteMemory(memory.remote().address, 64, memory.remote().rkey ^ 1)
-        failing = client.post_read(wrong, parts)
+        failing = client.post_read(parts, wrong)
         flushed = client.post_send(b"f")
         for request in (failing, flushed):
             try:

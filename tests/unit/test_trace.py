@@ -38,10 +38,10 @@ async def main():
             requests = [chain.post_send(b"d"), chain.post_write(b"e" * 64, memory.remote())]
         await requests[1]
         await receives[2]
-        await client.read(memory.remote(), bytearray(64))
+        await client.read(bytearray(64), memory.remote())
         wrong = aiordma.RemoteMemory(memory.remote().address, 64, memory.remote().rkey ^ 1)
         try:
-            await client.read(wrong, bytearray(64))
+            await client.read(bytearray(64), wrong)
         except aiordma.RemoteAccessError:
             pass
         await client.ended()
@@ -207,7 +207,7 @@ async def test_each_request_is_a_span() -> None:
             await client.write(b"12345678", remote)
             wrong = aiordma.RemoteMemory(remote.address, 8, remote.rkey ^ 1)
             with pytest.raises(aiordma.RemoteAccessError):
-                await client.read(wrong, bytearray(8))
+                await client.read(bytearray(8), wrong)
     spans = [span for span in exporter.get_finished_spans() if span.name == "rdma RDMA_WRITE"]
     first = spans[0]
     assert first.attributes is not None

@@ -46,9 +46,9 @@ static const struct {
                         {"solicited", ENGINE_SOLICITED}}},
     [ENGINE_READ] = {"read",
                      2,
-                     {{"remote", ENGINE_REMOTE}, {"local", ENGINE_LOCAL}, {"fence", ENGINE_FENCE}}},
+                     {{"local", ENGINE_LOCAL}, {"remote", ENGINE_REMOTE}, {"fence", ENGINE_FENCE}}},
     [ENGINE_READV] =
-        {"readv", 2, {{"remote", ENGINE_REMOTE}, {"parts", ENGINE_LOCAL}, {"fence", ENGINE_FENCE}}},
+        {"readv", 2, {{"parts", ENGINE_LOCAL}, {"remote", ENGINE_REMOTE}, {"fence", ENGINE_FENCE}}},
     [ENGINE_COMPARE_SWAP] = {"compare_swap",
                              4,
                              {{"local", ENGINE_LOCAL},

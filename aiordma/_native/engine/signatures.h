@@ -60,8 +60,8 @@ int engine_port_arguments(enum engine_kind kind, PyObject *const *arguments, Py_
     "write($self, local, remote, *, immediate=None, fence=False, solicited=False)\n--\n\n"
 #define ENGINE_SIGNATURE_WRITEV \
     "writev($self, parts, remote, *, immediate=None, fence=False, solicited=False)\n--\n\n"
-#define ENGINE_SIGNATURE_READ "read($self, remote, local, *, fence=False)\n--\n\n"
-#define ENGINE_SIGNATURE_READV "readv($self, remote, parts, *, fence=False)\n--\n\n"
+#define ENGINE_SIGNATURE_READ "read($self, local, remote, *, fence=False)\n--\n\n"
+#define ENGINE_SIGNATURE_READV "readv($self, parts, remote, *, fence=False)\n--\n\n"
 #define ENGINE_SIGNATURE_COMPARE_SWAP \
     "compare_swap($self, local, remote, compare, swap, *, fence=False)\n--\n\n"
 #define ENGINE_SIGNATURE_BIND "bind($self, window, memory, access, *, fence=False)\n--\n\n"

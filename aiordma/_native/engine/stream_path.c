@@ -148,10 +148,12 @@ static void violated(StreamPath *path, PyObject *text)
 
 /* -- posting --------------------------------------------------------------------------------- */
 
+/* Not engine_usable: what arrives posts before the program does in a later run of its loop. */
 static int is_usable(const StreamPath *path, int is_receive)
 {
     const Port *port = path->port;
-    return port->queue_pair && engine_usable(port, is_receive ? port->can_receive : port->ready);
+    return port->queue_pair && (is_receive ? port->can_receive : port->ready) &&
+           port->drain->process == engine_process;
 }
 
 /* Make requests that hold a region, with their slots. Returns an errno. */
