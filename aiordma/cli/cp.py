@@ -64,6 +64,11 @@ def cp(
         return
     if source is None or target is None:
         raise typer.BadParameter("give FILE and HOST[:PATH], or --serve DIRECTORY")
+    if target.startswith((".", "/")) or ("[" not in target and "/" in target.partition(":")[0]):
+        raise typer.BadParameter(
+            f"{target} is a path, and not HOST[:PATH]: cp only sends. To fetch a file, run "
+            "`aiordma cp --serve DIRECTORY` here, and `aiordma cp FILE HOST` on the other machine"
+        )
     if is_given(context, "bind"):
         raise typer.BadParameter("--bind is the receiver's: give it with --serve DIRECTORY")
     try:
@@ -128,7 +133,7 @@ async def _send(
             seconds = time.perf_counter() - started
     except anyio.EndOfStream:
         raise RcopyError(f"{host}: the server ended the stream before it had the file") from None
-    print(f"{size} bytes in {seconds:.2f} seconds = {size * 8 / 1e9 / seconds:.2f} Gb/sec")
+    print(f"{size} bytes in {seconds:.2f} seconds = {size / 1e6 / seconds:.1f} MB/s")
 
 
 def _show(shown: rich.progress.Progress, task: rich.progress.TaskID, done: int, size: int) -> None:
