@@ -148,7 +148,9 @@ static void violated(StreamPath *path, PyObject *text)
 static int is_usable(const StreamPath *path, int is_receive)
 {
     const Port *port = path->port;
-    return port->queue_pair && engine_usable(port, is_receive ? port->can_receive : port->ready);
+    /* Not engine_usable: a loop's callbacks post here, in each of its runs. */
+    return port->queue_pair && engine_is_in_thread(port) &&
+           (is_receive ? port->can_receive : port->ready);
 }
 
 /* Make requests that hold a region, with their slots. Returns an errno. */
