@@ -368,6 +368,8 @@ def _socket_address(found: Any) -> SocketAddress:
 
 def _unresolved(host: str | None, port: int | str, error: Exception) -> AddressError:
     what = f"{host!r}, {port!r}" if isinstance(port, str) else f"{host!r}"
+    if host is not None and host.startswith("[") and host.endswith("]"):
+        return AddressError(f"{what} does not resolve: give the address without the brackets")
     # The resolver treats a file that it cannot open as a missing file.
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))

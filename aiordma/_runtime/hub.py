@@ -15,6 +15,7 @@ The hub stays open until the event loop ends, or until the device has failed and
 """
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -25,7 +26,7 @@ from aiordma._base.errors import DeviceEventError, VerbsCallError, check_negativ
 from aiordma._base.provider import SOFTWARE
 from aiordma._loop.event_loop import EventLoop, Timer, require_here
 from aiordma._loop.threads import ACCEPTS, in_thread
-from aiordma._native import BATCH, Drain, InFlightTable, ffi
+from aiordma._native import Drain, InFlightTable, ffi
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import Entry
 from aiordma._runtime.async_events import Subscription, join_router
@@ -47,6 +48,9 @@ logger: logging.Logger = logging.getLogger("aiordma")
 
 ROUNDS = 16
 """Batches per wake-up before other callbacks run."""
+DRAIN_SECONDS = 0.01
+"""Seconds after which a wake-up begins no other batch: the completions of a stream's control
+messages take so long to handle that peers could delay the loop by sending many."""
 QUEUE_ENTRIES = 4096
 PRECISE_CAUSE_SECONDS = 0.1
 """Seconds after a queue pair's asynchronous error in which a completion can still give a more
@@ -318,8 +322,7 @@ class DeviceHub:
         self.drain()
         left = sum([shared.size for shared in self._queues]) if self.steps.more else 0
         while self.steps.more and left > 0:
-            self.drain()
-            left -= BATCH * ROUNDS
+            left -= self.drain() or 1
 
     @property
     def draining(self) -> bool:
@@ -335,16 +338,16 @@ class DeviceHub:
         """
         if self.steps.draining or self.failure is not None:
             return 0
-        total = 0
+        total, until = 0, time.monotonic() + DRAIN_SECONDS
         try:
             for _ in range(ROUNDS):
                 count = self.steps.step(self._arms, direct)
                 if count < 0:
                     check_negative_errno(count, "ibv_poll_cq")
                 total += count
-                if not self.steps.more:
+                if not self.steps.more or time.monotonic() > until:
                     break
-            else:
+            if self.steps.more:
                 self.loop.call_later(0, self._readable)
         except VerbsCallError as error:
             self._fail(error)

@@ -59,13 +59,27 @@ Operations = Annotated[
     typer.Option(
         "--operation",
         "-o",
+        metavar="NAME",
         help=f"Of {', '.join(OPERATIONS)}; can be repeated.",
+        show_default="all but chain",
         autocompletion=_operations,
     ),
 ]
-Sizes = Annotated[list[int] | None, typer.Option("--size", "-s", help="Bytes; can be repeated.")]
+Sizes = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--size", "-s", metavar="BYTES", help="Can be repeated.", show_default="64 and 65536"
+    ),
+]
 Depths = Annotated[
-    list[int] | None, typer.Option("--depth", "-d", help="In flight at a time; can be repeated.")
+    list[int] | None,
+    typer.Option(
+        "--depth",
+        "-d",
+        metavar="COUNT",
+        help="In flight at a time; can be repeated.",
+        show_default="1 and 16",
+    ),
 ]
 Seconds = Annotated[float, typer.Option(help="For each row.", min=0.001, callback=finite)]
 Port = Annotated[
@@ -105,7 +119,7 @@ Inline = Annotated[
     typer.Option("--inline_size", "-I", help="Bytes: the longest message that is posted inline."),
 ]
 PathMtu = Annotated[
-    int | None, typer.Option("--mtu", "-m", help="Refused: rdma_cm determines the path MTU.")
+    int | None, typer.Option("--mtu", "-m", hidden=True)  # refused, with the reason
 ]
 GidIndex = Annotated[
     int | None, typer.Option("--gid-index", "-x", help="Of datagrams; rdma_cm chooses others.")

@@ -1,15 +1,19 @@
 """The commands of `aiordma`."""
 
+import os
+import sys
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from aiordma import RdmaError
 from aiordma.cli.bench import bench
 from aiordma.cli.cp import cp
 from aiordma.cli.doctor import doctor
 from aiordma.cli.info import info
 from aiordma.cli.ping import ping
+from aiordma.cli.running import one_line
 
 __all__ = ("main",)
 
@@ -26,7 +30,18 @@ def main() -> None:
     for command in (doctor, info, ping, cp):
         app.command()(command)
     app.add_typer(bench, name="bench")
-    app(prog_name="aiordma")
+    try:
+        try:
+            app(prog_name="aiordma")
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if isinstance(error, RdmaError):
+            raise
+        print(f"aiordma: {one_line(error)}", file=sys.stderr)
+        # The interpreter flushes once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def _print_version(wanted: bool) -> None:

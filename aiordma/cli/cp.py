@@ -1,12 +1,13 @@
 """`aiordma cp`: copies files as rcopy of rdmacm-utils does."""
 
 import logging
+import signal
 import sys
 import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import anyio
 import rich.progress
@@ -63,6 +64,11 @@ def cp(
         return
     if source is None or target is None:
         raise typer.BadParameter("give FILE and HOST[:PATH], or --serve DIRECTORY")
+    if target.startswith((".", "/")) or ("[" not in target and "/" in target.partition(":")[0]):
+        raise typer.BadParameter(
+            f"{target} is a path, and not HOST[:PATH]: cp only sends. To fetch a file, run "
+            "`aiordma cp --serve DIRECTORY` here, and `aiordma cp FILE HOST` on the other machine"
+        )
     if is_given(context, "bind"):
         raise typer.BadParameter("--bind is the receiver's: give it with --serve DIRECTORY")
     try:
@@ -125,7 +131,7 @@ async def _send(
             seconds = time.perf_counter() - started
     except anyio.EndOfStream:
         raise RcopyError(f"{host}: the server ended the stream before it had the file") from None
-    print(f"{size} bytes in {seconds:.2f} seconds = {size * 8 / 1e9 / seconds:.2f} Gb/sec")
+    print(f"{size} bytes in {seconds:.2f} seconds = {size / 1e6 / seconds:.1f} MB/s")
 
 
 def _show(shown: rich.progress.Progress, task: rich.progress.TaskID, done: int, size: int) -> None:
@@ -134,9 +140,20 @@ def _show(shown: rich.progress.Progress, task: rich.progress.TaskID, done: int, 
 
 async def _serve(directory: Path, bind: str, port: int, device: str) -> None:
     receiver = FileReceiver(directory, _received)
-    async with listen_stream(bind, port, device=device, keepalive=KEEPALIVE) as listener:
+    async with (
+        anyio.create_task_group() as group,
+        listen_stream(bind, port, device=device, keepalive=KEEPALIVE) as listener,
+    ):
+        group.start_soon(_end_at_sigterm, group.cancel_scope)
         print(f"listening on {bind}:{listener.port}", flush=True)
         await listener.serve(partial(_handle, receiver))
+
+
+async def _end_at_sigterm(scope: anyio.CancelScope) -> None:
+    """End the server as an interrupt does: the files that are not complete are removed."""
+    with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
 
 
 async def _handle(receiver: FileReceiver, stream: Stream) -> None:
@@ -145,9 +162,9 @@ async def _handle(receiver: FileReceiver, stream: Stream) -> None:
     try:
         await receiver.serve(stream)
     except anyio.EndOfStream:
-        print(f"{peer}: the client ended the stream inside a file", file=sys.stderr, flush=True)
+        _say(f"{peer}: the client ended the stream inside a file", sys.stderr)
     except (RdmaError, RcopyError, OSError) as error:
-        print(f"{peer}: {error}", file=sys.stderr, flush=True)
+        _say(f"{peer}: {error}", sys.stderr)
 
 
 def _received(path: Path, size: int) -> None:
@@ -155,5 +172,10 @@ def _received(path: Path, size: int) -> None:
     # encode would end the server.
     encoding = sys.stdout.encoding
     name = repr(str(path)).encode(encoding, "backslashreplace").decode(encoding)
-    with suppress(OSError):  # the file is stored, also if nobody reads this or the disk is full
-        print(f"received {name}, {size} bytes", flush=True)
+    _say(f"received {name}, {size} bytes", sys.stdout)
+
+
+def _say(text: str, to: TextIO) -> None:
+    """Print, also if nobody reads it or the disk is full: the server goes on."""
+    with suppress(OSError):
+        print(text, file=to, flush=True)

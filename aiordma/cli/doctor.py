@@ -2,8 +2,10 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
+import textwrap
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated
@@ -20,6 +22,7 @@ from aiordma.cli.system import SOFTWARE, AddressUse, DeviceState, System, inspec
 __all__ = ("doctor",)
 
 SECONDS = 10.0
+NO_RDMA = "RDMA does not work here. Programs run on the built-in software device."
 _UNSENT = 9
 """A port to resolve an address with. Nothing is sent to it."""
 
@@ -59,12 +62,26 @@ def doctor(
         print(json.dumps(shown, indent=2))
     else:
         for finding in findings:
-            print(f"{finding.level:8}{finding.subject}: {finding.text}")
+            print(_filled(f"{finding.level:8}{finding.subject}: {finding.text}"))
             if finding.level != "ok":
                 print(f"{'':8}  {finding.command or 'nothing to do'}")
-        print("RDMA works here." if works(findings) else "RDMA does not work here.")
+        print("RDMA works here." if works(findings) else NO_RDMA)
     if not works(findings):
         raise typer.Exit(1)
+
+
+def _filled(line: str) -> str:
+    """Break a line of text for a terminal. Other programs get it whole."""
+    if not sys.stdout.isatty():
+        return line
+    columns = shutil.get_terminal_size().columns
+    return textwrap.fill(
+        line,
+        columns,
+        subsequent_indent=" " * 8,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 async def _examine(peers: list[str], loopback: bool) -> list[Finding]:
@@ -73,7 +90,8 @@ async def _examine(peers: list[str], loopback: bool) -> list[Finding]:
         tested = [replace(each, loopback=await _try(each, system)) for each in system.devices]
         system = replace(system, devices=tuple(tested))
     uses = [await _reach(peer) for peer in peers]
-    return check(replace(system, uses=(*system.uses, *uses)))
+    others = [each for each in system.uses if each.address not in peers]
+    return check(replace(system, uses=(*others, *uses)))
 
 
 def _mend(findings: list[Finding]) -> bool:

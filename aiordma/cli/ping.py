@@ -10,6 +10,7 @@ import typer
 
 import aiordma
 from aiordma import Connection
+from aiordma._base.socket_address import address_text
 from aiordma.cli.options import KEEPALIVE, DeviceName, Port, check_device, finite
 from aiordma.cli.rping import MOST, OPTIONS, PORT, answer
 from aiordma.cli.rping import ping as ping_peer
@@ -88,10 +89,19 @@ def ping(
         if times:
             low, mean, high = min(times), sum(times) / len(times), max(times)
             print(
-                f"{len(times)} rounds of {size} bytes: min {low * 1e6:.0f} us, mean "
+                f"{_rounds(len(times))} of {size} bytes: min {low * 1e6:.0f} us, mean "
                 f"{mean * 1e6:.0f} us, max {high * 1e6:.0f} us",
                 flush=True,
             )
+
+
+def _rounds(count: int) -> str:
+    return f"{count} round{'s' * (count != 1)}"
+
+
+def _peer(connection: Connection) -> str:
+    peer = connection.peer_address
+    return "a peer" if peer is None else address_text(peer)
 
 
 async def _ping(
@@ -110,10 +120,10 @@ async def _ping(
     started = time.perf_counter()
     connecting = aiordma.connect(host, port, timeout=timeout, device=device, options=OPTIONS)
     async with connecting as connection:
-        took = time.perf_counter() - started
+        took, kind = time.perf_counter() - started, connection.context.kind
         print(
-            f"connected to {host}:{port} through {connection.device_name} "
-            f"({connection.context.kind}) in {took * 1e3:.1f} ms",
+            f"connected to {address_text((host, port))} through {connection.device_name}"
+            f"{'' if kind == connection.device_name else f' ({kind})'} in {took * 1e3:.1f} ms",
             flush=True,
         )
         await ping_peer(
@@ -138,13 +148,13 @@ async def _serve(
     async def serve_one(connection: Connection) -> None:
         rounds = await answer(connection, verify=verify, show=show)
         name = connection.device_name
-        print(f"{connection.peer_address} left after {rounds} rounds, on {name}", flush=True)
+        print(f"{_peer(connection)} left after {_rounds(rounds)}, on {name}", flush=True)
 
     async def serve_and_report(connection: Connection) -> None:
         try:
             await serve_one(connection)
         except (aiordma.RdmaError, anyio.BrokenResourceError) as error:
-            print(f"{connection.peer_address}: {error}", flush=True)
+            print(f"{_peer(connection)}: {error}", flush=True)
 
     listening = aiordma.listen(host, port, device=device, options=OPTIONS, keepalive=KEEPALIVE)
     async with listening as listener:

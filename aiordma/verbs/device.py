@@ -139,8 +139,8 @@ def no_such_device(name: str, names: list[str]) -> str:
         found = f"there is {', '.join(names)} (`rdma link` lists them)"
     else:
         found = (
-            "there is none at all: `modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe "
-            "netdev eth0` makes one"
+            "there is none at all: `aiordma doctor` says why. If this kernel has the modules, "
+            "`modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe netdev eth0` makes one"
         )
     source = f" (AIORDMA_DEVICE names {name!r})" if Requirement().name == name else ""
     return f'there is no RDMA device {name!r}{source}; {found}. Built in is device="{SOFTWARE}"'

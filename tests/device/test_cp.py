@@ -11,8 +11,8 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -398,3 +398,46 @@ def test_file_is_stored_also_if_nobody_reads_the_servers_log(
             command._received(Path("stored"), 5)
         except OSError as error:
             pytest.fail(f"it raised {error!r}")
+
+
+@contextmanager
+def serving_without_stderr(served: Path) -> Iterator[subprocess.Popen[str]]:
+    """Yield a server whose standard error is on a full disk."""
+    command = [*python(), *COMMAND, "--serve", str(served), "--bind", ADDRESS, "--port", "0"]
+    with (
+        open("/dev/full", "w") as full,
+        subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=full, text=True
+        ) as server,
+    ):
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(each.name for each in directory.iterdir())
+
+
+@one_loop
+async def test_server_outlives_a_full_disk_and_removes_parts_at_sigterm(
+    served: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "source").write_bytes(b"whole")
+    with serving_without_stderr(served) as server:
+        assert server.stdout is not None
+        port = server.stdout.readline().rpartition(":")[2].strip()
+        async with await connect_stream(ADDRESS, int(port)) as stream:
+            await stream.send(open_message("cut", 0o644) + write_message(1000))
+        # The server could not say that the client ended the stream inside a file.
+        done = await cp_beside_the_loop(str(tmp_path / "source"), ADDRESS, "--port", port)
+        assert done.returncode == 0, done.stderr
+        async with await connect_stream(ADDRESS, int(port)) as stream:
+            await stream.send(open_message("cut", 0o644) + write_message(1000) + bytes(10))
+            with anyio.fail_after(20):
+                while len(names(served)) == 1:
+                    await anyio.sleep(0.01)
+            server.terminate()
+            assert await anyio.to_thread.run_sync(server.wait, 30) == 0
+    assert names(served) == ["source"]

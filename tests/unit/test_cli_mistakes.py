@@ -58,6 +58,8 @@ MISTAKES = [
     Mistake("info --dance", MISUSED, "--dance"),
     Mistake("doctor --dance", MISUSED, "--dance"),
     Mistake("ping", MISUSED, "address"),
+    Mistake("ping [::1]", FAILED, "without the brackets"),
+    Mistake("cp host:file .", MISUSED, "cp only sends"),
     Mistake("ping -c -s", MISUSED, "not both"),
     Mistake("ping 192.0.2.1 -S 0", MISUSED, "-S"),
     Mistake("ping 192.0.2.1 -a 192.0.2.2", MISUSED, "two addresses"),

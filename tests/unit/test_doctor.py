@@ -486,13 +486,35 @@ def test_modules_are_missing_without_modprobe(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_exit_status_and_json_agree() -> None:
-    command = "from aiordma.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", command, "doctor", "--json", "--no-loopback"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run("doctor", "--json", "--no-loopback")
     shown = json.loads(done.stdout)
     assert done.returncode == (0 if shown["works"] else 1)
     assert {each["subject"] for each in shown["findings"]} >= {"libraries", "kernel", "memlock"}
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = "from aiordma.cli.main import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", command, *words], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_address_of_this_machine_is_one_finding() -> None:
+    lines = run("doctor", "127.0.0.1", "--no-loopback").stdout.splitlines()
+    assert len([line for line in lines if " address: 127.0.0.1 " in line]) == 1
+    if lines[-1] != "RDMA works here.":
+        assert lines[-1].endswith("Programs run on the built-in software device.")
+
+
+@pytest.mark.parametrize("words", [("info",), ("doctor", "--no-loopback")])
+def test_full_standard_output_is_one_line(words: tuple[str, ...]) -> None:
+    command = "from aiordma.cli.main import main; main()"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", command, *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (1, "aiordma: [Errno 28] No space left on device\n")

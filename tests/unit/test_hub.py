@@ -3,6 +3,7 @@ event is looked for, and a device's failure reaches every user."""
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,13 @@ from aiordma._base.enums import AsyncEventType
 from aiordma._base.errors import DeviceEventError, VerbsCallError
 from aiordma._native import BATCH
 from aiordma._runtime import async_events
-from aiordma._runtime.hub import ROUNDS, WATCHDOG_MOST_SECONDS, CompletionQueueShare, DeviceHub
+from aiordma._runtime.hub import (
+    DRAIN_SECONDS,
+    ROUNDS,
+    WATCHDOG_MOST_SECONDS,
+    CompletionQueueShare,
+    DeviceHub,
+)
 from aiordma.verbs import AsyncEvent
 from tests.unit.numbers_device import ASYNC_FD, MAX_CQE, Channel, Device
 
@@ -101,6 +108,20 @@ def test_a_flood_lets_others_have_their_turn_and_is_not_forgotten(device: Device
     assert [timer.delay for timer in loop.timers] == [0]
     loop.fire()
     assert len(hub.in_flight) == 0
+
+
+def test_slow_flood_ends_after_a_bounded_time(device: Device) -> None:
+    hub, loop = device.hub()
+    slow = Request(lambda: time.sleep(2 * DRAIN_SECONDS))
+    device.complete(hub.in_flight.add(slow))
+    for _ in range(3 * BATCH - 1):
+        device.complete(hub.in_flight.add(Request()))
+    loop.watched[Channel.fd]()
+    assert len(hub.in_flight) == 2 * BATCH  # the rest comes in the loop's next turn
+    assert [timer.delay for timer in loop.timers] == [0]
+    loop.fire()
+    assert len(hub.in_flight) == 0
+    assert slow.completions
 
 
 def test_draining_from_a_completion_leaves_the_order_alone(device: Device) -> None:

@@ -3,6 +3,7 @@
 import errno
 import mmap
 import re
+import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from aiordma._base.provider import software
 from aiordma._native import ffi, lib
+from tests.unit.child import run_child
 from tests.unit.software_device import (
     address_of,
     failed,
@@ -21,6 +23,8 @@ from tests.unit.software_device import (
     opened_domain,
     sge,
 )
+from tests.unit.sources import ROOT
+from tests.unit.test_native import FLAGS, WITHOUT_RUNTIME
 
 LOCAL = lib.IBV_ACCESS_LOCAL_WRITE
 READ, WRITE = lib.IBV_ACCESS_REMOTE_READ, lib.IBV_ACCESS_REMOTE_WRITE
@@ -254,3 +258,24 @@ def test_advice_finds_the_errors_of_the_man_page(domain: Any, memory: Any) -> No
     assert software().dealloc_pd(other) == 0
     for each in (region, constant):
         assert software().dereg_mr(each) == 0
+
+
+POPULATES = """
+import ctypes, mmap
+import aiordma
+
+preloaded = ctypes.CDLL(None)
+preloaded.longest_populated.restype = ctypes.c_size_t
+with aiordma.verbs.Device("software").open() as context, context.alloc_pd() as domain:
+    with mmap.mmap(-1, (1 << 25) + 4096) as memory:
+        with aiordma.MemoryRegion(domain, memory):
+            print(preloaded.longest_populated())
+"""
+
+
+def test_large_memory_is_populated_in_steps(tmp_path: Path) -> None:
+    """Each step has the lock that other threads need for mmap and malloc."""
+    library, source = tmp_path / "populates.so", ROOT / "tests/native/populates.c"
+    compiling = ["gcc", *FLAGS, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(compiling, check=True, env=WITHOUT_RUNTIME)
+    assert run_child(POPULATES, LD_PRELOAD=str(library)) == f"{4 << 20}\n"

@@ -22,12 +22,12 @@
 #include "events.h"
 
 enum {
-    HEARD_MILLISECONDS = 60000, /* for a peer's first frame, after accept */
-    RETRY_MILLISECONDS = 100,   /* a listener's, after a lack of descriptors or memory */
-    RETRIES = 20,               /* before a peer is reset for that reason */
-    CALM_MILLISECONDS = 10000,  /* until a shortage is reported again */
+    HEARD_MILLISECONDS = 60000,   /* for a peer's first frame, after accept */
+    RETRY_MILLISECONDS = 100,     /* a listener's, after a lack of descriptors or memory */
+    RETRIES = 20,                 /* before a peer is reset for that reason */
+    CALM_MILLISECONDS = 10000,    /* until a shortage is reported again */
     STRANGERS_MILLISECONDS = 100, /* between two events of peers without a handshake */
-    TCP_BACKLOG = 4096,         /* silent peers do not fill it between two turns */
+    TCP_BACKLOG = 4096,           /* silent peers do not fill it between two turns */
     ACCEPTS_AT_ONCE = 16,
     HANDSHAKE_WORK = 16 * SW_FRAME_WORK, /* to accept a peer, or to read from it */
 };
@@ -53,8 +53,8 @@ static void tell_of_strangers(struct sw_timer *timer)
 
     if (!listener->strangers || sw_call_later(timer, STRANGERS_MILLISECONDS))
         return;
-    struct sw_event *event = sw_new_event(listener->identifier, RDMA_CM_EVENT_CONNECT_ERROR,
-                                          -listener->strangeness);
+    struct sw_event *event =
+        sw_new_event(listener->identifier, RDMA_CM_EVENT_CONNECT_ERROR, -listener->strangeness);
     if (!event)
         return;
     sw_set_private_data(event, (const uint8_t *)&listener->stranger, sizeof(struct sockaddr_in6));

@@ -26,11 +26,11 @@ struct sw_connection {
     /* of a listener */
     uint32_t waiting; /* requests that the program has not taken */
     uint32_t backlog;
-    int spare;            /* a descriptor to close if there is no other; -1: none */
-    uint32_t retries;     /* to accept, since the last success */
-    int is_short;         /* of descriptors or memory, and the program has the event */
-    struct sw_timer calm; /* runs until there was no shortage for a while */
-    uint32_t strangers;   /* peers without a handshake since the last event of them */
+    int spare;                        /* a descriptor to close if there is no other; -1: none */
+    uint32_t retries;                 /* to accept, since the last success */
+    int is_short;                     /* of descriptors or memory, and the program has the event */
+    struct sw_timer calm;             /* runs until there was no shortage for a while */
+    uint32_t strangers;               /* peers without a handshake since the last event of them */
     struct sockaddr_storage stranger; /* the last one, and what it did: an errno */
     int strangeness;
     struct sw_timer told; /* runs for a while after such an event */

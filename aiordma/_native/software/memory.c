@@ -22,6 +22,7 @@ enum {
     KNOWN = IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
         IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB,
     KNOWN_FOR_DMABUF = IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_RELAXED_ORDERING,
+    POPULATE_STEP = 4 << 20,   /* bytes */
     DMABUF_MAGIC = 0x444d4142, /* DMA_BUF_MAGIC of linux/magic.h: the file system of dma-bufs */
     FIRST_BUCKETS = 1024,
 };
@@ -182,13 +183,19 @@ static int populate(const void *address, size_t length, int access)
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const int advice = access & IBV_ACCESS_LOCAL_WRITE ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
     char *start = (char *)((uintptr_t)address & ~(uintptr_t)(page - 1));
-    int failed;
+    int failed = 0;
 
     length += (size_t)((const char *)address - start);
     length = (length + page - 1) & ~(page - 1);
-    do {
-        failed = madvise(start, length, advice);
-    } while (failed && (errno == EAGAIN || errno == EINTR));
+    /* In steps, between which other threads can change their mappings (mmap, malloc). */
+    for (size_t done = 0, step = 0; done < length; done += step) {
+        step = length - done < POPULATE_STEP ? length - done : POPULATE_STEP;
+        do {
+            failed = madvise(start + done, step, advice);
+        } while (failed && (errno == EAGAIN || errno == EINTR));
+        if (failed)
+            break;
+    }
     if (!failed)
         return 0;
     if (errno != EINVAL)
