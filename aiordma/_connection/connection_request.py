@@ -311,8 +311,9 @@ class ConnectionRequest:
                 ) from None
             raise
         self._tally.established += 1
-        device, fields = endpoint.device_name, endpoint.log_fields
-        logger.debug("accepted %s through the device %s", self.peer_address, device, extra=fields)
+        if logger.isEnabledFor(logging.DEBUG):
+            peer, device, fields = self.peer_address, endpoint.device_name, endpoint.log_fields
+            logger.debug("accepted %s through the device %s", peer, device, extra=fields)
         return self.private_data
 
     async def _undo(self, endpoint: Endpoint, error: BaseException) -> None:

@@ -592,9 +592,9 @@ class _Attempt:
             if isinstance(error, VerbsCallError):
                 raise _refused_call(f"connect to {self.target}", error) from error
             raise
-        device = endpoint.device_name
-        fields = endpoint.log_fields
-        logger.debug("connected to %s through the device %s", self.target, device, extra=fields)
+        if logger.isEnabledFor(logging.DEBUG):
+            device, fields = endpoint.device_name, endpoint.log_fields
+            logger.debug("connected to %s through the device %s", self.target, device, extra=fields)
         event = handshake.event
         return event.private_data if event else b""
 

@@ -66,7 +66,7 @@ from aiordma._runtime.teardown import Teardown
 from aiordma.verbs.device import Context, require_device
 from aiordma.verbs.identifier import Event, Identifier
 
-__all__ = ("MOST_BACKLOG", "Listener", "listen", "listen_with")
+__all__ = ("MOST_BACKLOG", "Listener", "listen", "listen_with", "open_listeners")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 

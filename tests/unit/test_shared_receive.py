@@ -32,6 +32,9 @@ class Hub:
         self.drains = 0
         self.on_drain: Callable[[], None] = lambda: None
 
+    def require_here(self, _what: object) -> None:
+        pass
+
     def drain(self) -> None:
         self.drains += 1
         self.on_drain()
