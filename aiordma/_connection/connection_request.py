@@ -319,9 +319,8 @@ class ConnectionRequest:
             raise
         self._tally.established += 1
         if logger.isEnabledFor(logging.DEBUG):
-            device, fields = endpoint.device_name, endpoint.log_fields
-            text = "accepted %s through the device %s"
-            logger.debug(text, self.peer_address, device, extra=fields)
+            peer, device, fields = self.peer_address, endpoint.device_name, endpoint.log_fields
+            logger.debug("accepted %s through the device %s", peer, device, extra=fields)
         return self.private_data
 
     async def _undo(self, endpoint: Endpoint, error: BaseException) -> None:

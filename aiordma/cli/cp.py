@@ -141,8 +141,8 @@ def _show(shown: rich.progress.Progress, task: rich.progress.TaskID, done: int, 
 async def _serve(directory: Path, bind: str, port: int, device: str) -> None:
     receiver = FileReceiver(directory, _received)
     async with (
-        anyio.create_task_group() as group,
         listen_stream(bind, port, device=device, keepalive=KEEPALIVE) as listener,
+        anyio.create_task_group() as group,
     ):
         group.start_soon(_end_at_sigterm, group.cancel_scope)
         print(f"listening on {bind}:{listener.port}", flush=True)

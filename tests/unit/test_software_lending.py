@@ -97,6 +97,8 @@ def test_engine_serves_a_program_that_makes_no_call(stack: ExitStack) -> None:
         server.lend()
         peer = server.peer(b"GET / HTTP/1.1\r\n")
         assert has_ended(peer)  # this thread only waits for the peer
+        told = list(server.channel.events())  # of such peers, ten times a second at most
+        assert {event.type for event in told} <= {CmEventType.CONNECT_ERROR}
 
 
 def test_idle_channel_wakes_no_thread(stack: ExitStack) -> None:
