@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
-from aiordma._native import ffi, lib
+from tests.internals import ffi, lib
 from tests.unit.sources import ROOT
 
 NATIVE = ROOT / "aiordma" / "_native"

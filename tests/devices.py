@@ -17,12 +17,18 @@ from pathlib import Path
 
 import pytest
 
-from aiordma._base.provider import SOFTWARE, Provider, provider_of, real_devices_are_here
-from aiordma._loop.threads import THREAD_NAME, calls_under_way
 from aiordma.testing import software_objects
 from aiordma.verbs.identifier import EventChannel, Identifier
 from tests.conftest import DEVICE as DEVICE
 from tests.forked import wait_for_the_killed
+from tests.internals import (
+    SOFTWARE,
+    THREAD_NAME,
+    Provider,
+    calls_under_way,
+    provider_of,
+    real_devices_are_here,
+)
 from tests.kernel_objects import kernel_counts
 
 # The test bed's interface has the former; the software device has every address.

@@ -4,18 +4,131 @@ from outside. The endpoint below a public object, and a listener's own, are reac
 from typing import TypeAlias, overload
 
 from aiordma import Connection, ConnectionRequest, Datagram, Listener, SharedReceiveQueue
+from aiordma._base.arguments import Buffer
+from aiordma._base.enums import QueuePairAttribute, names_of
+from aiordma._base.errors import NOT_ACCEPTED, REJECT_REASONS, cause_text, retry_seconds
 from aiordma._base.fair_queue import FairQueue
-from aiordma._connection.handshakes import Handshakes
+from aiordma._base.provider import SOFTWARE, Provider, provider_of, real_devices_are_here, software
+from aiordma._base.socket_address import address_text
+from aiordma._base.states import ConnectionState
+from aiordma._connection import connection_request, connector, handshakes
+from aiordma._connection.handshakes import MOST_HANDSHAKES, Handshakes
+from aiordma._connection.local_ports import MOST_ATTEMPTS
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
+from aiordma._datagram import address_handles, resolution
 from aiordma._datagram.endpoint import DatagramEndpoint
+from aiordma._datagram.local_gid import find_gid
+from aiordma._datagram.peer import UDP_QKEY
+from aiordma._endpoint import endpoint, staging
 from aiordma._endpoint.arrivals import Arrivals
+from aiordma._endpoint.capabilities import has_immediate
+from aiordma._endpoint.domain_state import start_deregistering
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._native import Drain
-from aiordma._requests.pool import BufferPool
+from aiordma._endpoint.keepalive import Probe
+from aiordma._endpoint.registration import make_in_thread
+from aiordma._endpoint.staging import COPY_LIMIT, THREAD_LIMIT
+from aiordma._loop import threads
+from aiordma._loop.event_loop import current_event_loop
+from aiordma._loop.polling import SPIN
+from aiordma._loop.threads import (
+    ACCEPTS,
+    CREATES,
+    DESTROYS,
+    PEERS,
+    THREAD_NAME,
+    calls_under_way,
+    start_call,
+)
+from aiordma._native import Drain, ffi, lib
+from aiordma._requests.pool import BufferPool, Lease
+from aiordma._runtime import device_choice, reactor
+from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
-from aiordma._runtime.reactor import Reactor
+from aiordma._runtime.reactor import Reactor, close_unused_reactors, current_reactors
+from aiordma._runtime.teardown import Phase, Teardown
 from aiordma.verbs import CompletionQueue, QueuePair
 from aiordma.verbs.identifier import Identifier
+
+__all__ = (
+    "ACCEPTS",
+    "COPY_LIMIT",
+    "CREATES",
+    "DESTROYS",
+    "MOST_ATTEMPTS",
+    "MOST_HANDSHAKES",
+    "NOT_ACCEPTED",
+    "PEERS",
+    "REJECT_REASONS",
+    "SOFTWARE",
+    "SPIN",
+    "THREAD_LIMIT",
+    "THREAD_NAME",
+    "UDP_QKEY",
+    "Buffer",
+    "BufferPool",
+    "ConnectionState",
+    "Endpoint",
+    "Handshakes",
+    "Lease",
+    "Phase",
+    "Probe",
+    "Provider",
+    "QueuePairAttribute",
+    "SharedReceiveEndpoint",
+    "Teardown",
+    "User",
+    "address_handles",
+    "address_text",
+    "arrivals_of",
+    "calls_under_way",
+    "cause_text",
+    "close_unused_reactors",
+    "completion_queue_of",
+    "connection_request",
+    "connector",
+    "current_event_loop",
+    "current_reactors",
+    "device_choice",
+    "drain_of",
+    "endpoint",
+    "endpoint_of",
+    "fail",
+    "ffi",
+    "find_gid",
+    "free_sends",
+    "handshakes",
+    "handshakes_of",
+    "has_ended",
+    "has_immediate",
+    "hub_of",
+    "hubs_of",
+    "identifier_of",
+    "is_closed",
+    "kept_queues",
+    "lib",
+    "make_in_thread",
+    "names_of",
+    "open_on",
+    "open_regions",
+    "pool_of",
+    "probes_of",
+    "provider_of",
+    "queue_pair_of",
+    "queues_of",
+    "reactor",
+    "reactor_of",
+    "real_devices_are_here",
+    "requests_of",
+    "resolution",
+    "retry_seconds",
+    "software",
+    "staging",
+    "start_call",
+    "start_deregistering",
+    "threads",
+    "unposted_of",
+    "with_device",
+)
 
 User: TypeAlias = Connection | Datagram
 

@@ -10,11 +10,11 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._connection.handshakes import MOST_HANDSHAKES
 from tests.attacks.good_client import GoodClient
 from tests.attacks.peer import raw_socket
 from tests.attacks.test_accept import OTHER_HOST, is_open
 from tests.attacks.victim import HOST, Ready, Victim
+from tests.internals import MOST_HANDSHAKES
 from tests.unit.mpa_peer import LOWER, UPPER, Frame, has_ended
 
 REQUEST = Frame(inbound=4 | UPPER, outbound=4 | UPPER | LOWER).pack()

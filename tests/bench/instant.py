@@ -11,8 +11,7 @@ from functools import cache
 from typing import Any
 
 from aiordma import Connection, Datagram
-from aiordma._base.provider import software
-from aiordma._native import ffi
+from tests.internals import ffi, software
 
 from .compiling import compiled
 

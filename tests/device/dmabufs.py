@@ -8,8 +8,8 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aiordma._base.provider import SOFTWARE
 from tests.devices import DEVICE, UDMABUF
+from tests.internals import SOFTWARE
 
 CREATE = 0x40187542
 """UDMABUF_CREATE of linux/udmabuf.h: struct udmabuf_create {memfd, flags, offset, size}."""

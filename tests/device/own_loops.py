@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma._loop.polling import new_event_loop
-from aiordma._runtime import reactor
+from aiordma import new_event_loop
 from tests.connections import connect_to
 from tests.devices import ADDRESS, DEVICE, kernel_objects
+from tests.internals import reactor
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,

@@ -9,10 +9,9 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.provider import SOFTWARE
-from aiordma._runtime import reactor
 from tests import connections
 from tests.devices import ADDRESS, DEVICE, SILENT
+from tests.internals import SOFTWARE, reactor
 
 REMOTE = aiordma.Access.REMOTE_READ | aiordma.Access.REMOTE_WRITE
 

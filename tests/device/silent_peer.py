@@ -10,7 +10,6 @@ import anyio
 from anyio import to_thread
 
 from aiordma import RemoteMemory
-from aiordma._base.provider import SOFTWARE
 from aiordma.verbs import (
     CmEventType,
     ConnectionParameters,
@@ -21,6 +20,7 @@ from aiordma.verbs import (
 from tests.device.identifiers import expect, next_event, resolved
 from tests.device.test_own_queue_pairs import End
 from tests.devices import ADDRESS, DEVICE
+from tests.internals import SOFTWARE
 from tests.unit.mpa_peer import LOWER, UPPER, Frame
 from tests.unit.stream_peer import SEND, tagged, untagged
 

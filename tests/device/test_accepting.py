@@ -15,17 +15,21 @@ import pytest
 
 import aiordma
 from aiordma import streams
-from aiordma._base.states import ConnectionState
-from aiordma._connection import handshakes
-from aiordma._connection.handshakes import Handshakes
-from aiordma._endpoint.endpoint import Endpoint
-from aiordma._loop.event_loop import current_event_loop
-from aiordma._loop.threads import CREATES, start_call
 from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
 from tests.device.players import Outcome, both_ways, one_loop, reactor_in_use, until
 from tests.device.silent_peer import SilentPeer, silent_peer
 from tests.devices import ADDRESS
-from tests.internals import handshakes_of, requests_of
+from tests.internals import (
+    CREATES,
+    ConnectionState,
+    Endpoint,
+    Handshakes,
+    current_event_loop,
+    handshakes,
+    handshakes_of,
+    requests_of,
+    start_call,
+)
 
 pytestmark = [pytest.mark.anyio]
 

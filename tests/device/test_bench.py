@@ -19,7 +19,6 @@ import pytest
 from typer.testing import CliRunner
 
 import aiordma
-from aiordma._base.provider import SOFTWARE
 from aiordma.bench import server, tcp
 from aiordma.bench.meter import Measurement
 from aiordma.bench.workload import OPERATIONS, Workload
@@ -29,6 +28,7 @@ from tests.device.players import one_loop
 from tests.devices import ADDRESS, DEVICE, IPV6, DeviceUnderTest
 from tests.docs.programs import PORT, ROOT, serving
 from tests.forked import python
+from tests.internals import SOFTWARE
 
 pytestmark = [pytest.mark.one_kernel_device, pytest.mark.slow]
 

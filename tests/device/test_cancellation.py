@@ -7,7 +7,6 @@ import anyio.lowlevel
 import pytest
 
 import aiordma
-from aiordma._connection import connector
 from tests.device.players import (
     OWN_RECEIVES,
     REMOTE,
@@ -17,6 +16,7 @@ from tests.device.players import (
 )
 from tests.devices import ADDRESS
 from tests.internals import (
+    connector,
     endpoint_of,
     free_sends,
     has_ended,

@@ -12,9 +12,6 @@ import pytest
 
 import aiordma
 from aiordma import MemoryRegion
-from aiordma._endpoint.domain_state import start_deregistering
-from aiordma._endpoint.registration import make_in_thread
-from aiordma._loop.threads import DESTROYS, calls_under_way
 from aiordma.verbs import AddressHandle, ProtectionDomain
 from aiordma.verbs.identifier import Identifier
 from tests.connections import connect_to
@@ -28,6 +25,7 @@ from tests.device.own_loops import (
 )
 from tests.device.players import silent_taker
 from tests.devices import ADDRESS
+from tests.internals import DESTROYS, calls_under_way, make_in_thread, start_deregistering
 
 pytestmark = pytest.mark.one_kernel_device
 

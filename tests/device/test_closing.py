@@ -14,8 +14,6 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._endpoint.endpoint import Endpoint
-from aiordma._loop.threads import calls_under_way
 from tests.connections import connect_to
 from tests.device.players import (
     OWN_RECEIVES,
@@ -28,7 +26,15 @@ from tests.device.players import (
     until,
 )
 from tests.devices import ADDRESS, DeviceUnderTest, kernel_objects, own_group
-from tests.internals import endpoint_of, identifier_of, open_on, pool_of, requests_of
+from tests.internals import (
+    Endpoint,
+    calls_under_way,
+    endpoint_of,
+    identifier_of,
+    open_on,
+    pool_of,
+    requests_of,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 

@@ -13,8 +13,6 @@ import pytest
 
 import aiordma
 import aiordma.streams
-from aiordma._base.provider import SOFTWARE, provider_of
-from aiordma._connection import connector
 from tests.device.many_addresses import names
 from tests.device.players import Outcome, connected, one_loop, reactor_in_use, until
 from tests.device.second_device import second_device
@@ -28,7 +26,7 @@ from tests.devices import (
     DeviceUnderTest,
     kernel_objects,
 )
-from tests.internals import requests_of
+from tests.internals import SOFTWARE, connector, provider_of, requests_of
 
 pytestmark = pytest.mark.anyio
 

@@ -13,12 +13,11 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.enums import QueuePairAttribute
 from aiordma.verbs import CmEventType, EventChannel, Identifier
 from tests.device.identifiers import expect, no_event
 from tests.device.players import both_ways, connected, one_loop
 from tests.devices import ADDRESS, DeviceUnderTest
-from tests.internals import queue_pair_of
+from tests.internals import QueuePairAttribute, queue_pair_of
 
 anyio_test = pytest.mark.anyio
 

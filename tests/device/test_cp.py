@@ -19,7 +19,6 @@ from typing import Any
 import anyio
 import pytest
 
-from aiordma._base.errors import NOT_ACCEPTED
 from aiordma.cli import cp as command
 from aiordma.cli.copying import FileReceiver, send_file
 from aiordma.cli.rcopy import (
@@ -35,6 +34,7 @@ from tests.device.players import one_loop
 from tests.devices import ADDRESS, DEVICE
 from tests.docs.programs import PORT, ROOT, serving
 from tests.forked import python
+from tests.internals import NOT_ACCEPTED
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device, pytest.mark.slow]
 

@@ -12,14 +12,11 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.enums import CmEventType
-from aiordma._datagram import address_handles
-from aiordma._datagram.peer import UDP_QKEY
-from aiordma.verbs import AddressHandle, ProtectionDomain
+from aiordma.verbs import AddressHandle, CmEventType, ProtectionDomain
 from aiordma.verbs.identifier import Event
 from tests.device.players import Outcome, one_loop, reactor_in_use, silent_taker, until
 from tests.devices import ADDRESS, IPV6
-from tests.internals import endpoint_of, identifier_of
+from tests.internals import UDP_QKEY, address_handles, endpoint_of, identifier_of
 
 pytestmark = [
     pytest.mark.anyio,

@@ -11,19 +11,19 @@ import pytest
 
 import aiordma
 from aiordma import Access, MemoryRegion, RemoteMemory
-from aiordma._base.enums import CmEventType, PortSpace
-from aiordma._datagram.local_gid import find_gid
 from aiordma.verbs import (
     GRH_BYTES,
     AddressHandle,
     AddressVector,
     AsyncEvent,
     AsyncEventType,
+    CmEventType,
     CompletionChannel,
     CompletionQueue,
     Device,
     EventChannel,
     Identifier,
+    PortSpace,
     QueuePair,
     QueuePairState,
     QueuePairType,
@@ -37,6 +37,7 @@ from aiordma.verbs.memory import gather
 from tests.conftest import DEVICE
 from tests.device.identifiers import expect
 from tests.devices import ADDRESS, DeviceUnderTest, own_group
+from tests.internals import find_gid
 
 pytestmark = [pytest.mark.capability("datagrams")]
 

@@ -4,10 +4,9 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._datagram import resolution
 from tests.device.players import Outcome, silent_taker, until
 from tests.devices import ADDRESS
-from tests.internals import endpoint_of, fail
+from tests.internals import endpoint_of, fail, resolution
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
 

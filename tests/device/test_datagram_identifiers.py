@@ -12,17 +12,16 @@ import pytest
 
 import aiordma
 from aiordma import MemoryRegion
-from aiordma._base.connection_parameters import ConnectionParameters
-from aiordma._base.enums import PortSpace
-from aiordma._datagram.peer import UDP_QKEY
 from aiordma.verbs import (
     AddressHandle,
     Capacity,
     CmEvent,
     CmEventType,
     CompletionQueue,
+    ConnectionParameters,
     EventChannel,
     Identifier,
+    PortSpace,
     ProtectionDomain,
     QueuePair,
     QueuePairType,
@@ -34,6 +33,7 @@ from aiordma.verbs.memory import gather
 from tests.conftest import DEVICE
 from tests.device.identifiers import expect, no_event
 from tests.devices import ADDRESS, IPV6, kernel_objects, own_group
+from tests.internals import UDP_QKEY
 
 pytestmark = [pytest.mark.capability("datagrams")]
 

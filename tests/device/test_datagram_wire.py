@@ -10,11 +10,10 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._datagram.peer import UDP_QKEY
 from tests.device.players import one_loop
 from tests.device.wire import UDP_SERVICES, Answer, Ends, Packet, Question, answer_of, pack, unpack
 from tests.device.wire import plain_socket as plain_socket_at
-from tests.internals import endpoint_of
+from tests.internals import UDP_QKEY, endpoint_of
 from tests.network import run_alone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("plain_peers")]

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma._base.errors import retry_seconds
-from aiordma._base.options import ConnectionOptions
-from aiordma._base.provider import SOFTWARE
+from aiordma import ConnectionOptions
 from tests.device.black_hole import KEEPALIVE, LIMIT, THREADS_LATER, Found
 from tests.device.players import both_ways, connected
 from tests.devices import DEVICE, DeviceUnderTest
 from tests.forked import python
+from tests.internals import SOFTWARE, retry_seconds
 from tests.network import run_alone
 from tests.unit.sources import ROOT
 

@@ -11,13 +11,12 @@ import httpcore
 import pytest
 
 import aiordma
-from aiordma._runtime import device_choice
-from aiordma._runtime.reactor import close_unused_reactors, current_reactors
 from aiordma.integrations.httpcore import StreamBackend
 from aiordma.streams import connect_stream, create_connection, create_server, listen_stream
 from tests.connections import connect_to
 from tests.device.players import both_ways, one_loop
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest, kernel_objects
+from tests.internals import close_unused_reactors, current_reactors, device_choice
 
 pytestmark = pytest.mark.anyio
 

@@ -9,11 +9,10 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._endpoint import endpoint
 from tests.device.players import connected
 from tests.devices import ADDRESS, DEVICE
 from tests.forked import python
-from tests.internals import endpoint_of
+from tests.internals import endpoint, endpoint_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

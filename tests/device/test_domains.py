@@ -11,12 +11,11 @@ import pytest
 
 import aiordma
 from aiordma import Access, MemoryRegion
-from aiordma._base.provider import SOFTWARE
 from aiordma.verbs import AddressHandle
 from tests.connections import connect_to
 from tests.device.players import REMOTE, Outcome, both_ways, one_loop, until
 from tests.devices import ADDRESS, DEVICE, NOT_OURS, kernel_objects
-from tests.internals import endpoint_of, kept_queues
+from tests.internals import SOFTWARE, endpoint_of, kept_queues
 
 pytestmark = pytest.mark.anyio
 

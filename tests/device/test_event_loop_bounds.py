@@ -15,11 +15,11 @@ import anyio.from_thread
 import pytest
 
 import aiordma
-from aiordma._loop.threads import calls_under_way
 from tests.conftest import BACKENDS
 from tests.device.own_loops import OWN_LOOPS, closing_fails, objects, open_pair, without_warnings
 from tests.device.players import OWN_RECEIVES, both_ways, connected
 from tests.devices import ADDRESS, DEVICE
+from tests.internals import calls_under_way
 
 pytestmark = pytest.mark.one_kernel_device
 

@@ -10,12 +10,11 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.provider import SOFTWARE
-from aiordma._base.socket_address import address_text
 from tests.alike import alike
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.forked import python
+from tests.internals import SOFTWARE, address_text
 
 pytestmark = pytest.mark.anyio
 

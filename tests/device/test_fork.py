@@ -25,11 +25,11 @@ import pytest
 
 import aiordma
 from aiordma import streams
-from aiordma._base.provider import SOFTWARE
 from tests.device.players import both_ways, connected, one_loop
 from tests.device.transports import echo
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.forked import python
+from tests.internals import SOFTWARE
 from tests.unit.sources import ROOT
 
 pytestmark = pytest.mark.slow

@@ -13,12 +13,10 @@ import pytest
 
 import aiordma
 from aiordma import Access, RemoteMemory
-from aiordma._base.enums import names_of
-from aiordma._base.provider import SOFTWARE
 from tests.device.late_writes import CANARY, SIZES, end_under_writes, memory_of, write_until_refused
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop, until
 from tests.devices import ADDRESS, DEVICE, kernel_objects
-from tests.internals import endpoint_of
+from tests.internals import SOFTWARE, endpoint_of, names_of
 from tests.soak.expiry import lateness
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

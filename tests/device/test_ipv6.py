@@ -10,11 +10,11 @@ from anyio.streams.stapled import MultiListener
 
 import aiordma
 from aiordma import streams
-from aiordma._base.provider import SOFTWARE
 from tests.connections import connect_to
 from tests.device.many_addresses import MANY, names
 from tests.device.players import both_ways, one_loop
 from tests.devices import ADDRESS, DEVICE, IPV6
+from tests.internals import SOFTWARE
 from tests.network import run_alone
 
 pytestmark = pytest.mark.anyio

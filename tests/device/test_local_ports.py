@@ -12,11 +12,11 @@ import pytest
 
 import aiordma
 from aiordma import VerbsCallError
-from aiordma._connection.local_ports import MOST_ATTEMPTS
 from aiordma.streams import Stream, connect_stream, listen_stream
 from aiordma.verbs import Identifier
 from tests.device.players import both_ways, connected, one_loop
 from tests.devices import ADDRESS
+from tests.internals import MOST_ATTEMPTS
 
 pytestmark = pytest.mark.anyio
 

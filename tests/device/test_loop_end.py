@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma._runtime import reactor
 from tests.device.players import connected
 from tests.device.transports import LOOPS
 from tests.devices import ADDRESS, DEVICE, kernel_objects
+from tests.internals import reactor
 
 pytestmark = [
     pytest.mark.one_kernel_device,

@@ -15,12 +15,10 @@ import pytest
 
 import aiordma
 from aiordma import Access, MemoryRegion
-from aiordma._base.provider import SOFTWARE
-from aiordma._endpoint import staging
 from tests.connections import connect_to
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop, until
 from tests.devices import ADDRESS, DEVICE
-from tests.internals import endpoint_of
+from tests.internals import SOFTWARE, endpoint_of, staging
 
 pytestmark = pytest.mark.anyio
 

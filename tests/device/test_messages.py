@@ -9,10 +9,9 @@ import numpy
 import pytest
 
 import aiordma
-from aiordma._endpoint.staging import COPY_LIMIT, THREAD_LIMIT
 from aiordma.verbs import WorkCompletionOpcode as Opcode
 from tests.device.players import OWN_RECEIVES, both_ways, connected
-from tests.internals import pool_of, queue_pair_of
+from tests.internals import COPY_LIMIT, THREAD_LIMIT, pool_of, queue_pair_of
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.enums import CmEventType
+from aiordma.verbs import CmEventType
 from aiordma.verbs.identifier import Event, Identifier
 from tests.device.players import Outcome, one_loop, until
 from tests.devices import ADDRESS, IPV6, DeviceUnderTest, own_group

@@ -9,10 +9,9 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.provider import SOFTWARE
-from aiordma._connection import connection_request
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
+from tests.internals import SOFTWARE, connection_request
 
 pytestmark = pytest.mark.anyio
 

@@ -9,11 +9,16 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._endpoint.staging import THREAD_LIMIT
-from aiordma._runtime.reactor import close_unused_reactors
 from tests.device.players import connected, until
 from tests.devices import ADDRESS, provider_under_test
-from tests.internals import endpoint_of, has_ended, hub_of, queues_of
+from tests.internals import (
+    THREAD_LIMIT,
+    close_unused_reactors,
+    endpoint_of,
+    has_ended,
+    hub_of,
+    queues_of,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device, pytest.mark.one_kernel_device]
 

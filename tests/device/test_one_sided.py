@@ -15,12 +15,11 @@ import pytest
 
 import aiordma
 from aiordma import Access, RemoteMemory
-from aiordma._endpoint.staging import COPY_LIMIT, THREAD_LIMIT
 from aiordma.verbs import WorkCompletionOpcode as Opcode
 from tests.alike import alike
 from tests.device.players import REMOTE, Outcome, both_ways, connected, until
 from tests.devices import DeviceUnderTest, provider_under_test
-from tests.internals import pool_of
+from tests.internals import COPY_LIMIT, THREAD_LIMIT, pool_of
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,6 @@ import pytest
 
 import aiordma
 from aiordma import MemoryRegion
-from aiordma._base.errors import REJECT_REASONS
 from aiordma.verbs import (
     AsyncEventType,
     Capacity,
@@ -23,6 +22,7 @@ from aiordma.verbs import (
 )
 from tests.device.identifiers import expect, listening, no_event, resolved
 from tests.devices import DeviceUnderTest
+from tests.internals import REJECT_REASONS
 
 
 class End:

@@ -7,12 +7,10 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.provider import SOFTWARE
-from aiordma._endpoint.keepalive import Probe
 from tests.device.peers import peer_process
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
 from tests.devices import ADDRESS, DEVICE
-from tests.internals import endpoint_of
+from tests.internals import SOFTWARE, Probe, endpoint_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

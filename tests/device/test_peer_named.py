@@ -8,7 +8,6 @@ import pytest
 
 import aiordma
 from aiordma import Connection
-from aiordma._base.socket_address import address_text
 from aiordma.testing import Faults
 from aiordma.verbs import AsyncEvent, AsyncEventType, CmEventType
 from aiordma.verbs.event_channel import Event
@@ -16,7 +15,7 @@ from tests.device.players import OWN_RECEIVES, connected, one_loop
 from tests.device.test_failures import NOWHERE
 from tests.device.test_streams_protocol import attacked, send_word
 from tests.device.test_verbs_events import inject
-from tests.internals import endpoint_of, queue_pair_of
+from tests.internals import address_text, endpoint_of, queue_pair_of
 
 pytestmark = pytest.mark.anyio
 

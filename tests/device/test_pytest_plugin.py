@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from aiordma._base.provider import SOFTWARE
 from tests.devices import DeviceUnderTest
+from tests.internals import SOFTWARE
 from tests.plugin_project import ALL_FIXTURES, run
 
 pytestmark = pytest.mark.one_kernel_device

@@ -13,12 +13,16 @@ import pytest
 
 import aiordma
 from aiordma import MemoryRegion
-from aiordma._base.errors import cause_text
-from aiordma._requests.pool import BufferPool
-from aiordma._runtime.reactor import close_unused_reactors
 from tests.device.players import connected, members, one_loop
 from tests.devices import ADDRESS
-from tests.internals import arrivals_of, endpoint_of, pool_of
+from tests.internals import (
+    BufferPool,
+    arrivals_of,
+    cause_text,
+    close_unused_reactors,
+    endpoint_of,
+    pool_of,
+)
 
 pytestmark = pytest.mark.anyio
 

@@ -13,11 +13,11 @@ import pytest
 
 import aiordma
 from aiordma import MemoryRegion
-from aiordma._endpoint import staging
 from aiordma.verbs import gpu_memory
 from tests.connections import connect_to
 from tests.device.players import OWN_RECEIVES, connected, until
 from tests.devices import ADDRESS, DEVICE, kernel_objects
+from tests.internals import staging
 
 pytestmark = pytest.mark.anyio
 

@@ -11,10 +11,9 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.socket_address import address_text
 from tests.device.players import until
 from tests.devices import ADDRESS
-from tests.internals import endpoint_of
+from tests.internals import address_text, endpoint_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 

@@ -14,12 +14,11 @@ import pytest
 
 import aiordma
 from aiordma import streams
-from aiordma._base.socket_address import address_text
-from aiordma._runtime.device_choice import with_device
 from aiordma.integrations import valkey
 from tests.device.many_addresses import MANY, names
 from tests.device.players import one_loop, reactor_in_use, until
 from tests.devices import ADDRESS, IPV6, NOT_OURS, UNREACHABLE
+from tests.internals import address_text, with_device
 
 pytestmark = [pytest.mark.anyio, one_loop]
 

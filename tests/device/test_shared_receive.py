@@ -8,11 +8,10 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from tests.connections import connect_to
 from tests.device.players import Outcome, both_ways, members, one_loop, until
 from tests.devices import ADDRESS, DeviceUnderTest
-from tests.internals import endpoint_of, kept_queues
+from tests.internals import SharedReceiveEndpoint, endpoint_of, kept_queues
 
 SEND = int(aiordma.verbs.WorkRequestOpcode.SEND)
 

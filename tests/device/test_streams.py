@@ -17,13 +17,12 @@ import pytest
 from anyio.abc import SocketAttribute
 
 import aiordma
-from aiordma._base.arguments import Buffer
-from aiordma._endpoint.capabilities import has_immediate
 from aiordma.streams import Stream, StreamOptions, connect_stream, listen_stream, opening
 from aiordma.streams.protocol import Hello
 from aiordma.streams.stream import COPY_BYTES
 from tests.device.players import Outcome, one_loop, until
 from tests.devices import ADDRESS, DEVICE
+from tests.internals import Buffer, has_immediate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 

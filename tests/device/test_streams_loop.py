@@ -18,11 +18,11 @@ import pytest
 
 import aiordma
 from aiordma import streams
-from aiordma._base.errors import NOT_ACCEPTED
 from aiordma.streams import loop as loop_module
 from aiordma.streams import server
 from tests.device.transports import Main, Recorder, echo, two
 from tests.devices import ADDRESS
+from tests.internals import NOT_ACCEPTED
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import pytest
 
 import aiordma
 from aiordma import RemoteMemory
-from aiordma._base.errors import StreamProtocolError
-from aiordma.streams import Stream, connect_stream, listen_stream
+from aiordma.streams import Stream, StreamProtocolError, connect_stream, listen_stream
 from aiordma.streams.protocol import Hello
 from tests.device.players import REMOTE, Outcome, until
 from tests.devices import ADDRESS

@@ -12,9 +12,9 @@ import trustme
 import uvloop
 
 from aiordma import streams
-from aiordma._base.provider import SOFTWARE
 from tests.device.transports import LOOPS, Run, echo, on_loop
 from tests.devices import ADDRESS, DEVICE
+from tests.internals import SOFTWARE
 
 pytestmark = pytest.mark.one_kernel_device
 

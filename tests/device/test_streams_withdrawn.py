@@ -13,13 +13,11 @@ import pytest
 
 import aiordma
 from aiordma import streams
-from aiordma._base.connection_parameters import ConnectionParameters
-from aiordma._base.provider import software
-from aiordma._endpoint.endpoint import Endpoint
-from aiordma._runtime.reactor import current_reactors
+from aiordma.verbs import ConnectionParameters
 from aiordma.verbs.identifier import Identifier
 from tests.device.players import one_loop, reactor_in_use, until
 from tests.devices import ADDRESS
+from tests.internals import Endpoint, current_reactors, software
 
 pytestmark = pytest.mark.anyio
 

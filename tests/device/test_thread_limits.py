@@ -14,10 +14,9 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._loop import threads
-from aiordma._loop.threads import ACCEPTS, CREATES, PEERS
 from tests.device.players import REMOTE, both_ways, connected, reactor_in_use, until
 from tests.devices import ADDRESS, DEVICE, provider_under_test
+from tests.internals import ACCEPTS, CREATES, PEERS, threads
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,10 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 import aiordma
-from aiordma._base.socket_address import address_text
 from tests.device.own_loops import OWN_LOOPS
 from tests.device.players import OWN_RECEIVES, REMOTE, connected
 from tests.devices import ADDRESS
+from tests.internals import address_text
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 

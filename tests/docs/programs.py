@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aiordma._base.provider import SOFTWARE
 from tests.devices import ADDRESS, DEVICE
 from tests.forked import python
+from tests.internals import SOFTWARE
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from aiordma._base.provider import SOFTWARE
 from tests.devices import ADDRESS, DEVICE, own_group
 from tests.docs.programs import (
     PAGES,
@@ -23,6 +22,7 @@ from tests.docs.programs import (
     run,
     serving,
 )
+from tests.internals import SOFTWARE
 
 pytestmark = pytest.mark.slow
 

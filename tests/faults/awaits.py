@@ -11,12 +11,11 @@ import pytest
 
 import aiordma
 from aiordma import Access
-from aiordma._runtime.reactor import close_unused_reactors, current_reactors
 from tests.cells import Arena
 from tests.device.players import connected, reactor_in_use, until
 from tests.devices import ADDRESS, own_group
 from tests.faults.suspensions import CANCELLED, Cut
-from tests.internals import is_closed
+from tests.internals import close_unused_reactors, current_reactors, is_closed
 
 __all__ = (
     "ASYNCIO",

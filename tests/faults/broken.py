@@ -9,11 +9,9 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from aiordma import Chain, Connection, WorkRequest
-from aiordma._connection.grant import Grant
-from aiordma._endpoint import endpoint
-from aiordma._runtime.teardown import Teardown
+from aiordma import Chain, Connection, Grant, WorkRequest
 from tests.faults.machine import Machine
+from tests.internals import Teardown, endpoint
 
 EXAMPLES = 200
 SEEDS = {

@@ -21,10 +21,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 import aiordma
-from aiordma._base.enums import QueuePairAttribute
-from aiordma._runtime.reactor import close_unused_reactors
 from tests.connections import connect_to
-from tests.internals import endpoint_of
+from tests.internals import QueuePairAttribute, close_unused_reactors, endpoint_of
 from tests.kernel_objects import kernel_counts, kernel_taint
 from tests.soak.process import resident_kib
 

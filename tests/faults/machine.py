@@ -20,13 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import aiordma
 from aiordma import ConnectionOptions
-from aiordma._requests.pool import BufferPool, Lease
-from aiordma._runtime.reactor import close_unused_reactors
 from aiordma.testing import Faults, software_objects
 from tests.cells import Cell
 from tests.connections import connect_to
 from tests.faults.model import PERMITTED, End, Pair
-from tests.internals import fail, is_closed, pool_of
+from tests.internals import BufferPool, Lease, close_unused_reactors, fail, is_closed, pool_of
 
 __all__ = ("PATIENCE", "Machine")
 

@@ -14,12 +14,12 @@ import aiordma
 import aiordma.streams
 import aiordma.testing
 import tests.faults.stream_awaits  # noqa: F401  (fills the tables)
-from aiordma._base.provider import SOFTWARE
 from aiordma.testing import Faults
 from tests.device.players import one_loop
 from tests.devices import DEVICE, provider_under_test
 from tests.faults.awaits import ASYNCIO, PARAMETERS, SCENARIOS, Scenario, at_rest
 from tests.faults.suspensions import MODES, Cut
+from tests.internals import SOFTWARE
 
 pytestmark = pytest.mark.slow
 

@@ -11,12 +11,11 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.provider import software
-from aiordma._native import ffi
 from aiordma.streams import connect_stream, listen_stream
 from aiordma.testing import Fault, Faults
 from tests.device.players import OWN_RECEIVES, REMOTE, Outcome, both_ways, connected, until
 from tests.devices import ADDRESS
+from tests.internals import ffi, software
 
 pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 

@@ -4,10 +4,9 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._runtime.teardown import Phase
 from aiordma.testing import Faults
 from tests.device.players import OWN_RECEIVES, connected
-from tests.internals import endpoint_of
+from tests.internals import Phase, endpoint_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 

@@ -14,9 +14,9 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.provider import SOFTWARE
 from tests.device.players import REMOTE
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
+from tests.internals import SOFTWARE
 from tests.kernel_objects import kernel_taint
 
 from .raw_iwarp import (

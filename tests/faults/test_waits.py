@@ -8,7 +8,6 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.provider import SOFTWARE
 from aiordma.streams import connect_stream, listen_stream
 from aiordma.testing import Faults
 from tests.attacks.test_unfinished_handshakes import silent_server
@@ -24,7 +23,7 @@ from tests.device.players import (
 )
 from tests.device.silent_peer import silent_peer
 from tests.devices import ADDRESS
-from tests.internals import endpoint_of, handshakes_of
+from tests.internals import SOFTWARE, endpoint_of, handshakes_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 

@@ -24,8 +24,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from aiordma._base.provider import SOFTWARE
 from tests.conftest import DEVICE, PATIENCE
+from tests.internals import SOFTWARE
 
 __all__ = ("python", "wait_for_the_killed")
 

@@ -29,8 +29,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from aiordma import RemoteMemory, WorkRequest
-from aiordma._connection.connection import Connection
+from aiordma import Connection, RemoteMemory, WorkRequest
 from aiordma.cli.copying import FileReceiver
 from aiordma.streams import Stream, connect_stream, listen_stream, opening
 from aiordma.streams.path import Memory

@@ -14,9 +14,9 @@ import pytest
 
 import aiordma
 from aiordma import Access
-from aiordma._base.options import ConnectionKeywords
 from aiordma.cli import rping
 from aiordma.testing import software_objects
+from aiordma.types import ConnectionKeywords
 from tests.devices import ADDRESS, DeviceUnderTest
 from tests.interop import perftest
 from tests.interop.peers import (

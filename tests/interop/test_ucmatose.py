@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.options import ConnectionKeywords
+from aiordma.types import ConnectionKeywords
 from tests.devices import ADDRESS
 from tests.interop.peers import be_ucmatose_client, be_ucmatose_server
 from tests.interop.programs import free_port, running

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import anyio
 
-from aiordma._loop.threads import THREAD_NAME
 from aiordma.testing import software_objects
+from tests.internals import THREAD_NAME
 
 SETTLED_SECONDS = 20.0
 """How long the objects of closed connections may stay: a peer's answer to the end of its stream can

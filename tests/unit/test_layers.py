@@ -293,3 +293,29 @@ def test_importing_has_no_effects() -> None:
     assert after == before
     assert after["libraries"] == []
     assert run.stderr == ""
+
+
+# -- the tests' door to private parts -------------------------------------------------------------
+
+WITH_PRIVATE_PARTS = ("unit", "fuzz")
+"""Folders of tests of single modules, and of the engine beside its model."""
+
+
+def _private_names(tree: ast.Module) -> list[str]:
+    return [
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE
+        for alias in node.names
+        if any(part[0] == "_" for part in [*(node.module or "").split("."), alias.name])
+    ]
+
+
+def test_behaviour_is_tested_through_one_module_for_private_parts() -> None:
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("*.py")
+        if path.parent.name not in WITH_PRIVATE_PARTS
+        and _private_names(ast.parse(path.read_text()))
+    }
+    assert users == {"tests/internals.py"}

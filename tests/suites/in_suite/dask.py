@@ -13,8 +13,8 @@ import distributed.comm.tcp as tcp
 import pytest
 from distributed.comm.registry import backends
 
-from aiordma._loop import threads
 from aiordma.integrations.dask import RdmaBackend, RdmaComm, RdmaConnector, RdmaListener
+from tests.internals import threads
 
 __all__ = ("substitute",)
 
