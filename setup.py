@@ -64,6 +64,7 @@ engine = Extension(
     extra_compile_args=[
         *WARNINGS,
         "-O3",  # as fast as link-time optimisation, which needs a plug-in of the compiler
+        "-ftls-model=initial-exec",  # a thread's first use needs no memory
         "-Wno-cast-function-type",
         "-Wno-missing-field-initializers",
     ],

@@ -177,6 +177,20 @@ def test_the_binding_is_not_linked_with_the_libraries() -> None:
     assert "librdmacm" not in dynamic
 
 
+def test_threads_need_no_memory_for_the_engines_variables() -> None:
+    # glibc ends the process if it has none for a thread's first use of dynamic variables.
+    path: str = _native._engine.__file__
+    listed = subprocess.run(
+        ["readelf", "--relocs", "--wide", path],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "TPOFF64" in listed or "TLS_TPREL64" in listed
+    assert "DTPMOD" not in listed
+    assert "TLSDESC" not in listed
+
+
 # -- without the libraries ------------------------------------------------------------------------
 
 USE = """
