@@ -13,7 +13,9 @@ from typing import Any, Unpack
 from weakref import WeakKeyDictionary, WeakSet
 
 from aiordma._base.arguments import seconds, wrong_type
+from aiordma._base.errors import DeviceRequirementError
 from aiordma._base.process import here
+from aiordma._base.provider import Requirement
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._loop.polling import SPIN, PollingEventLoop
@@ -111,17 +113,33 @@ class StreamEventLoop(PollingEventLoop):
             protocol_factory, host, port: as of asyncio's loop.create_connection.
             keywords: as of `aiordma.streams.create_connection`, or as of asyncio's.
 
-        Raises: as `create_connection` of this package, or as asyncio's.
+        Raises:
+            as `create_connection` of this package, or as asyncio's.
+            DeviceRequirementError: `sock` is a TCP socket, and AIORDMA_DEVICE requires RDMA.
 
         Cancellation: nothing is left.
         """
         given: Any = keywords.get("sock")
         if given is not None and host is None and port is None and given in self._replaced:
             return await self._create_replacing(protocol_factory, given, keywords)
+        if given is not None:
+            self._check_plain_tcp(given, "create_connection")
         if host is None or given is not None or not self.uses_rdma(host):
             default: Any = super().create_connection
             return await default(protocol_factory, host, port, **keywords)
         return await self._create(protocol_factory, _text(host), port, keywords)
+
+    def _check_plain_tcp(self, sock: Any, call: str) -> None:
+        """Check that asyncio may use the socket of a host that the rule names."""
+        required = Requirement()
+        if required.permits_software or not _is_tcp(sock):
+            return
+        address = sock.getsockname() if call == "create_server" else sock.getpeername()
+        if self.uses_rdma(address[0]):
+            raise DeviceRequirementError(
+                f"{call}(): sock={sock!r}: {required.text} does not permit plain TCP: give host and "
+                f"port in place of sock, or list only other hosts in {VARIABLE}"
+            )
 
     async def _create_replacing(
         self, protocol_factory: Any, sock: socket.socket, keywords: dict[str, Any]
@@ -182,11 +200,7 @@ class StreamEventLoop(PollingEventLoop):
 
         Cancellation: as asyncio's.
         """
-        is_tcp = sock.type == socket.SOCK_STREAM and sock.family in (
-            socket.AF_INET,
-            socket.AF_INET6,
-        )
-        if not is_tcp or _BY_TCP.get() or not self.uses_rdma(address[0]):
+        if not _is_tcp(sock) or _BY_TCP.get() or not self.uses_rdma(address[0]):
             await super().sock_connect(sock, address)
             return
         if sock in self._replaced:
@@ -322,14 +336,19 @@ class StreamEventLoop(PollingEventLoop):
             protocol_factory, host, port: as of asyncio's loop.create_server.
             keywords: as of `aiordma.streams.create_server`, or as of asyncio's.
 
-        Raises: as `create_server` of this package, or as asyncio's.
+        Raises:
+            as `create_server` of this package, or as asyncio's.
+            DeviceRequirementError: `sock` is a TCP socket, and AIORDMA_DEVICE requires RDMA.
 
         Cancellation: nothing is left.
         """
         is_one = host is None or isinstance(host, str | bytes) or not isinstance(host, Iterable)
         hosts = [_text(each) for each in ([host] if is_one else host)]
         host = hosts[0] if is_one else hosts
-        if keywords.get("sock") is not None or not all(map(self.uses_rdma, hosts)):
+        given: Any = keywords.get("sock")
+        if given is not None:
+            self._check_plain_tcp(given, "create_server")
+        if given is not None or not all(map(self.uses_rdma, hosts)):
             default: Any = super().create_server
             return await default(protocol_factory, host, port, **keywords)
         server = await create_server(protocol_factory, host, port, **self._with(keywords))
@@ -378,6 +397,10 @@ def _is_regular(file: Any) -> bool:
         return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
     except (AttributeError, OSError):  # of which io.UnsupportedOperation is one
         return False
+
+
+def _is_tcp(sock: Any) -> bool:
+    return sock.type == socket.SOCK_STREAM and sock.family in (socket.AF_INET, socket.AF_INET6)
 
 
 def _text(host: Any) -> Any:

@@ -255,6 +255,26 @@ def test_connect_of_socket_to_tcp_server_says_how_to_use_tcp(
     on_stream_loop(main)
 
 
+@pytest.mark.promise("A required transport is never replaced")
+def test_tcp_sockets_are_refused_where_rdma_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIORDMA_DEVICE", "rdma")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            with socket.create_connection(listening.getsockname()) as client:
+                for refused in (
+                    loop.create_server(asyncio.Protocol, sock=listening),
+                    loop.create_connection(asyncio.Protocol, sock=client),
+                ):
+                    with pytest.raises(aiordma.DeviceRequirementError, match="AIORDMA_DEVICE=rdma"):
+                        await refused
+            monkeypatch.delenv("AIORDMA_DEVICE")
+            (await loop.create_server(asyncio.Protocol, sock=listening)).close()
+
+    on_stream_loop(main)
+
+
 def test_a_socket_that_is_used_as_one_is_connected_as_one() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
