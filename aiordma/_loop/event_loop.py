@@ -21,7 +21,7 @@ import anyio.lowlevel
 from aiordma._base.errors import EventLoopError
 from aiordma._base.process import here, require_same_process
 from aiordma._loop.polling import PollingEventLoop
-from aiordma._loop.private import expect_unfinished, running_asyncio_loop
+from aiordma._loop.private import expect_unfinished, is_nested, running_asyncio_loop
 from aiordma._native import Waiter as AsyncioWaiter
 from aiordma._native import call_then_run
 
@@ -534,12 +534,19 @@ def current_event_loop() -> EventLoop:
     """Return an `EventLoop` for the loop that runs this task.
 
     Raises:
-        RuntimeError: no asyncio or trio loop is running here.
+        RuntimeError: no asyncio or trio loop is running here; an EventLoopError if it is one that
+            nest_asyncio has patched.
     """
     trio, loop = _trio_here(), running_asyncio_loop()
     if trio is not None:
         return _TrioEventLoop(trio)
     if loop is not None:
+        if is_nested(loop):
+            raise EventLoopError(
+                "nest_asyncio lets this event loop run inside its own tasks, where aiordma cannot "
+                "deliver completions. In a notebook, await in the cell instead, or run the program "
+                "by asyncio.run in a thread (docs/faq.md)"
+            )
         return _AsyncioEventLoop(loop)
     raise RuntimeError("aiordma was called outside a running asyncio or trio event loop")
 

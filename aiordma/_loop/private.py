@@ -16,6 +16,7 @@ __all__ = (
     "FlowControlMixin",
     "SSLProtocol",
     "expect_unfinished",
+    "is_nested",
     "running_asyncio_loop",
     "secured_transport",
 )
@@ -33,6 +34,11 @@ running_asyncio_loop = _get_running_loop
 def expect_unfinished(task: asyncio.Task[Any]) -> None:
     """Let asyncio log nothing if the task is deleted before its end: it ends with its loop."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def is_nested(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return whether nest_asyncio 1.5 or 1.6 has patched the loop to run inside its own tasks."""
+    return getattr(loop, "_nest_patched", False)
 
 
 def secured_transport(protocol: SSLProtocol) -> Any:

@@ -137,8 +137,8 @@ class StreamEventLoop(PollingEventLoop):
         address = sock.getsockname() if call == "create_server" else sock.getpeername()
         if self.uses_rdma(address[0]):
             raise DeviceRequirementError(
-                f"{call}(): sock={sock!r}: {required.text} does not permit plain TCP: give host and "
-                f"port in place of sock, or list only other hosts in {VARIABLE}"
+                f"{call}(): sock={sock!r}: {required.text} does not permit plain TCP: give host "
+                f"and port instead, or list only other hosts in {VARIABLE}"
             )
 
     async def _create_replacing(

@@ -9,6 +9,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+import aiordma
 from aiordma._loop import private
 from tests.unit.sources import PACKAGE, ROOT, modules
 
@@ -54,6 +57,19 @@ def test_unfinished_task_is_not_logged() -> None:
 
 async def _running() -> object:
     return private.running_asyncio_loop()
+
+
+def test_loop_that_nests_is_refused() -> None:
+    """nest_asyncio sets the attribute that this test sets."""
+    loop: Any = asyncio.new_event_loop()
+    loop._nest_patched = True
+
+    async def use() -> None:
+        with pytest.raises(aiordma.EventLoopError, match=r"nest_asyncio .* await in the cell"):
+            await aiordma.listen("127.0.0.1", 0, device="software")
+
+    loop.run_until_complete(use())
+    loop.close()
 
 
 def test_running_loop_is_found() -> None:
