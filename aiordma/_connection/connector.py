@@ -635,7 +635,7 @@ class _Attempt:
         """Close the endpoint of a connect that has failed, or was withdrawn."""
         endpoint.handshake.limit(None)
         above = endpoint.teardown.above
-        is_withdrawn = endpoint.handshake.is_late or not isinstance(error, Exception)
+        is_withdrawn = not isinstance(error, Exception)  # after a time limit, nobody waits for it
         if above is not None and is_withdrawn and self._may_be_accepted(endpoint):
             above._end_soon()
         elif endpoint.awaits_answer:

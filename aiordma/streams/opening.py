@@ -243,7 +243,7 @@ async def _closed_on_failure(connection: Connection) -> AsyncIterator[None]:
 class _Connecting:
     """A stream whose connection is not established yet. See Above.
 
-    If its connect is cancelled or times out, the connection ends once the peer has accepted it,
+    If its connect is cancelled, the connection ends once the peer has accepted it,
     with an end of the data, as over TCP. It has no data, so none can be missing. If the peer does
     not accept within `close_timeout`, at most ABORT_SECONDS, it finds the connection closed."""
 

@@ -13,6 +13,7 @@ import pytest
 
 import aiordma
 from aiordma import streams
+from aiordma.testing import software_objects
 from aiordma.verbs import ConnectionParameters
 from aiordma.verbs.identifier import Identifier
 from tests.device.players import one_loop, reactor_in_use, until
@@ -68,12 +69,13 @@ async def test_peer_that_accepts_a_cancelled_connect_gets_an_end() -> None:
         gate.opened.set()
 
 
-@pytest.mark.capability("iwarp")
-async def test_peer_that_accepts_after_a_timeout_gets_an_end() -> None:
-    async with gated() as (listener, gate), anyio.create_task_group() as group:
-        group.start_soon(expect_end, listener)
+@pytest.mark.natively
+async def test_timeout_closes_the_connection_before_it_raises() -> None:
+    async with gated() as (listener, gate):
+        before = software_objects()["queue_pairs"]
         with pytest.raises(aiordma.ConnectTimeoutError, match="waiting for the peer to accept"):
             await streams.connect_stream(ADDRESS, listener.port, timeout=0.2)
+        assert software_objects()["queue_pairs"] == before
         gate.opened.set()
 
 
