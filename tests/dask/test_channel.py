@@ -61,6 +61,11 @@ async def channel_and_peer() -> AsyncIterator[tuple[Channel, aiordma.Connection]
             await channel.aclose()
 
 
+async def read_handshake(channel: Channel, peer: aiordma.Connection) -> None:
+    await peer.send(announced(0, 0, 0))
+    assert await channel.read() == []
+
+
 # -- what arrives ---------------------------------------------------------------------------------
 
 
@@ -224,6 +229,7 @@ async def test_abort_ends_the_unpacking_of_many_frames(monkeypatch: pytest.Monke
 
     async with channel_and_peer() as (channel, peer):
         monkeypatch.setattr(channel, "_take", take)
+        await read_handshake(channel, peer)
         await peer.send(announced(1 << 20, 8 << 20, 0))
         await rounds_until(lambda: channel._fetching)
         channel.abort()
@@ -297,6 +303,7 @@ async def test_abort_ends_a_write_of_another_task() -> None:
 
 async def test_abort_ends_a_read_of_another_task() -> None:
     async with channel_and_peer() as (channel, peer):
+        await read_handshake(channel, peer)
         reading = asyncio.create_task(channel.read())
         await peer.send(announced(1, 8, BULK, BULK.to_bytes(8)))
         await peer.receive()  # READY: the bulk is being received
@@ -308,12 +315,11 @@ async def test_abort_ends_a_read_of_another_task() -> None:
 
 async def test_end_within_a_large_message_is_raised_by_read() -> None:
     async with channel_and_peer() as (channel, peer):
-        await peer.send(announced(0, 0, 0))
+        await read_handshake(channel, peer)
         await peer.send(announced(1, 8, BULK, BULK.to_bytes(8)))
         await peer.receive()
         await peer.aclose()
         await channel.connection.ended()
-        assert await channel.read() == []
         with pytest.raises((aiordma.RdmaError, anyio.EndOfStream)):
             await channel.read()
         assert channel.has_ended
@@ -327,6 +333,7 @@ async def test_no_memory_for_a_large_message_is_raised_by_read(
 
     monkeypatch.setattr("aiordma.integrations.dask.channel.host_array", no_memory)
     async with channel_and_peer() as (channel, peer):
+        await read_handshake(channel, peer)
         await peer.send(announced(1, 8, BULK, BULK.to_bytes(8)))
         await peer.ended()
         with pytest.raises(MemoryError, match="no 65536 bytes"):
@@ -454,6 +461,7 @@ async def test_ranges_of_other_lengths_end_the_connection() -> None:
 
 async def test_peer_cannot_write_after_it_has_said_done() -> None:
     async with channel_and_peer() as (channel, peer):
+        await read_handshake(channel, peer)
         reading = asyncio.create_task(channel.read())
         await peer.send(announced(1, 8, BULK, BULK.to_bytes(8)))
         (memory,) = wire.parse_ready(await peer.receive())
@@ -545,3 +553,23 @@ async def test_max_message_size_limits_a_message(value: object) -> None:
             comm = await connect(listener.contact_address)
         assert comm._channel._most == 1 << 20
         await comm.close()
+
+
+@pytest.mark.parametrize("first", [announced(1, 8, 1 << 29, bytes(8)), announced(1, 1 << 20, 0)])
+async def test_handshake_with_bulk_ends_the_connection(first: bytes) -> None:
+    async with channel_and_peer() as (channel, peer):
+        await peer.send(first)
+        with pytest.raises(ProtocolError, match=r"the first message, a handshake, has \d+ bytes"):
+            await channel.read()
+
+
+async def test_memory_is_taken_after_the_handshake_is_read() -> None:
+    async with channel_and_peer() as (channel, peer):
+        await peer.send(announced(0, 0, 0))
+        await peer.send(announced(1, 8, BULK, BULK.to_bytes(8)))
+        with anyio.move_on_after(0.2):
+            await peer.receive()
+            raise AssertionError("memory was offered before the handshake was read")
+        assert await channel.read() == []
+        (memory,) = wire.parse_ready(await peer.receive())
+        assert memory.length == BULK

@@ -176,8 +176,10 @@ class Channel:
                     raise detached(self.cause)
                 await self._wait()
             frames, had_bulk = self._complete.popleft()
+            self._taken += 1
             if had_bulk:
                 self._bulk_is_ahead = False
+            if had_bulk or self._taken == 1:
                 try:
                     self._advance()
                 except ProtocolError as error:  # of a later message
@@ -186,7 +188,9 @@ class Channel:
             return frames
 
     def _advance(self) -> None:
-        """Complete the MESSAGEs that have arrived, up to the second one with bulk.
+        """Complete the MESSAGEs that have arrived, up to the second one with bulk. None with bulk
+        until the program has read the first one, Dask's handshake, which has none: a peer without
+        a handshake takes no memory beyond the receives.
 
         Raises:
             ProtocolError: a MESSAGE is not valid.
@@ -197,7 +201,10 @@ class Channel:
                 at_once(parse_table(announcement, announcement.head))
                 frames = at_once(assembled(announcement, announcement.head, []))
                 self._complete.append((frames, False))
-            elif self._bulk_is_ahead or self.cause is not None:
+            elif not self._taken and not self._complete:
+                length = announcement.head_length + announcement.bulk_length
+                raise ProtocolError(f"the first message, a handshake, has {length} bytes")
+            elif self._bulk_is_ahead or self.cause is not None or not self._taken:
                 return
             else:
                 self._bulk_is_ahead = True
@@ -251,7 +258,6 @@ class Channel:
                 raise detached(self.cause)
 
     async def _return_credit(self) -> None:
-        self._taken += 1
         if self._taken - self._credited >= CREDITS // 2 and self.cause is None:
             self._credited = self._taken
             try:
