@@ -1,6 +1,7 @@
 """The list of the machine's addresses, which takes the longer to read the more there are: no peer
 makes the software device read it, and what it could not read when it changed, it reads later."""
 
+import errno
 import subprocess
 from pathlib import Path
 
@@ -135,3 +136,63 @@ def test_every_local_address_works() -> None:
     for host in ("127.0.0.2", "10.99.1.1"):
         expected += [f"b'message' {host}"] * 2 + ["b'datagram' b'back'"]
     assert run_alone(ROUTED).splitlines() == expected + ["VerbsCallError"] * 3
+
+
+NOT_LOCAL = """
+import asyncio
+from pathlib import Path
+import aiordma
+from tests.network import ethernet, ip
+
+async def main():
+    for host in ("10.7.0.2", "2001:db8::2"):
+        for opening in (aiordma.open_datagram(host), aiordma.listen(host, 0)):
+            try:
+                await opening
+            except aiordma.VerbsCallError as error:
+                print(host, error.call)
+
+for version in ("ipv4", "ipv6"):
+    Path(f"/proc/sys/net/{version}/ip_nonlocal_bind").write_text("1")
+ip("link set lo up")
+away = ethernet()
+ip(f"route add 10.7.0.0/16 dev {away}", f"route add 2001:db8::/32 dev {away}")
+asyncio.run(main())
+"""
+
+
+def test_address_of_another_machine_is_none_of_this_one() -> None:
+    """Also where the system lets sockets be bound to it: its peers get a CRC."""
+    assert (
+        run_alone(NOT_LOCAL).splitlines()
+        == ["10.7.0.2 rdma_bind_addr"] * 2 + ["2001:db8::2 rdma_bind_addr"] * 2
+    )
+
+
+MANY = """
+import asyncio
+import aiordma
+from tests.network import ip
+
+async def main():
+    for number in range(200):
+        try:
+            async with aiordma.open_datagram(f"127.1.{number // 100}.{number % 100 + 1}"):
+                pass
+        except aiordma.VerbsCallError as error:
+            print(number, error.errno)
+            break
+    ip("address add 10.8.0.1/32 dev lo")
+    async with aiordma.open_datagram("10.8.0.1") as socket:
+        print(socket.device_name)
+
+ip("link set lo up")
+asyncio.run(main())
+"""
+
+
+def test_routed_addresses_leave_room_for_those_of_interfaces() -> None:
+    number, code, name = run_alone(MANY).split()
+    assert int(number) == 128
+    assert int(code) == errno.ENOSPC
+    assert name == "software"

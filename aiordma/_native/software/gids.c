@@ -14,7 +14,6 @@
 
 #include "engine.h"
 #include "events.h"
-#include "roce.h"
 
 enum { PORT = 1 };
 
@@ -192,26 +191,39 @@ int sw_has_gid(const union ibv_gid *gid)
 }
 
 /*
- * Whether a local route has an address that no interface has. A socket can be bound to it, and,
- * unlike to a broadcast address, connected to it. That sends nothing.
+ * Whether the kernel delivers an address that no interface has to this machine, by a local route.
+ * (To bind a socket does not say: with the sysctl ip_nonlocal_bind, any address can be bound.)
  */
 static int is_routed(const union ibv_gid *gid)
 {
-    struct sockaddr_storage address;
-    struct sockaddr *any = (struct sockaddr *)&address;
+    struct {
+        struct nlmsghdr header;
+        struct rtmsg route;
+        struct rtattr attribute;
+        uint8_t address[sizeof(gid->raw)];
+    } ask = {.header = {.nlmsg_type = RTM_GETROUTE, .nlmsg_flags = NLM_F_REQUEST}};
+    struct {
+        struct nlmsghdr header;
+        struct rtmsg route;
+        uint8_t rest[1024];
+    } answer = {.route.rtm_type = RTN_UNSPEC};
+    int is_ipv4 = IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)gid->raw);
+    unsigned int length = is_ipv4 ? 4 : sizeof(gid->raw);
 
-    sw_address_of(gid, &address);
-    if (sw_roce_is_group((const struct in6_addr *)(const void *)gid->raw))
-        return 0;
-    int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, IPPROTO_UDP);
+    ask.route.rtm_family = is_ipv4 ? AF_INET : AF_INET6;
+    ask.route.rtm_dst_len = (unsigned char)(8 * length);
+    ask.attribute.rta_type = RTA_DST;
+    ask.attribute.rta_len = (unsigned short)RTA_LENGTH(length);
+    memcpy(ask.address, gid->raw + sizeof(gid->raw) - length, length);
+    ask.header.nlmsg_len = (uint32_t)NLMSG_LENGTH(sizeof(ask.route)) + ask.attribute.rta_len;
+    int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
     if (fd < 0)
         return 0;
-    int is_bound = !bind(fd, any, sizeof(address));
-    if (any->sa_family == AF_INET)
-        ((struct sockaddr_in *)(void *)any)->sin_port = htons(1);
-    else
-        ((struct sockaddr_in6 *)(void *)any)->sin6_port = htons(1);
-    int is_local = is_bound && !connect(fd, any, sizeof(address));
+    /* The kernel has answered when send returns. */
+    int is_local = send(fd, &ask, ask.header.nlmsg_len, 0) >= 0 &&
+                   recv(fd, &answer, sizeof(answer), MSG_DONTWAIT) >=
+                       (ssize_t)NLMSG_LENGTH(sizeof(answer.route)) &&
+                   answer.header.nlmsg_type == RTM_NEWROUTE && answer.route.rtm_type == RTN_LOCAL;
     close(fd);
     return is_local;
 }
@@ -232,14 +244,17 @@ int sw_gid_index(const union ibv_gid *gid)
 {
     if (!sw_is_local(gid))
         return -1;
-    int index = find_gid(gid);
-    if (index < 0) {
-        index = see_gid(gid, if_nametoindex("lo"));
-        if (index < 0)
-            errno = ENODEV;
-        else
-            gids.entries[index].is_routed = 1;
-    }
+    int index = find_gid(gid), routed = 0;
+    if (index >= 0)
+        return index;
+    for (int i = 0; i < SW_MOST_GIDS; i++)
+        routed += gids.entries[i].is_routed;
+    /* The entry stays: a program may use its index. The interfaces' addresses have the other half. */
+    index = routed < SW_MOST_GIDS / 2 ? see_gid(gid, if_nametoindex("lo")) : -1;
+    if (index < 0)
+        errno = ENOSPC;
+    else
+        gids.entries[index].is_routed = 1;
     return index;
 }
 

@@ -13,7 +13,7 @@
  * notify, the calls below compare it each time, which takes long on a machine with many addresses.
  * sw_gid_index returns the index of an address (IPv4 as ::ffff:a.b.c.d), or -1 and errno: ENODEV, or
  * the reason why the addresses could not be read. Another local address, of a local route or of
- * 127.0.0.0/8, gets an entry here, which stays.
+ * 127.0.0.0/8, gets an entry here, which stays; ENOSPC: they have half of the table.
  */
 int sw_gid_index(const union ibv_gid *gid);
 /* Whether an address is this machine's, in the table or not. If not, errno is as of sw_gid_index. */
