@@ -3,7 +3,9 @@ as the cause, and what the device refused is logged and counted."""
 
 import logging
 import struct
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import anyio
 import anyio.to_thread
@@ -81,6 +83,32 @@ async def test_orderly_end_is_end_of_stream() -> None:
 async def test_reset_is_not_end_of_stream() -> None:
     _, error = await end_of(b"", lambda peer: reset(peer.socket))
     assert isinstance(error, DisconnectedError)
+
+
+@pytest.mark.promise("Messages arrive whole and in order")
+async def test_reset_of_a_held_back_peer_is_not_end_of_stream() -> None:
+    """The receiver is behind: it reads nothing more of the socket when the reset comes."""
+    resets = threading.Event()
+
+    def attack() -> None:
+        peer = RawConnection(listener.port, uses_crc=True)
+        peer.socket.settimeout(0.5)
+        with suppress(TimeoutError):
+            for number in range(1, 10_000):
+                peer.send(bytes(1 << 14), number)
+        reset(peer.socket)
+        resets.set()
+
+    options = aiordma.ConnectionOptions(receive_buffers=2)
+    listening = aiordma.listen(ADDRESS, 0, options=options)
+    async with listening as listener, anyio.create_task_group() as group:
+        group.start_soon(anyio.to_thread.run_sync, attack)
+        async with await listener.accept() as connection:
+            await anyio.to_thread.run_sync(resets.wait)
+            await anyio.sleep(0.2)
+            with anyio.fail_after(30), pytest.raises(DisconnectedError):
+                while True:
+                    await connection.receive()
 
 
 @pytest.mark.promise("Messages arrive whole and in order")

@@ -912,6 +912,22 @@ static void count_direct(struct sw_stream *stream, uint32_t size)
         enlarge_buffer(stream);
 }
 
+/*
+ * How a connection ended that is not read: 0, if the peer's end of the data came, or an errno. (The
+ * kernel reports a reset with EPOLLRDHUP, too, and behind the end of the data as EPIPE.)
+ */
+static int end_of(const struct sw_stream *stream)
+{
+    int error = 0;
+    socklen_t size = sizeof(error);
+
+    if (getsockopt(stream->fd, SOL_SOCKET, SO_ERROR, &error, &size))
+        error = errno;
+    if (error && error != EPIPE)
+        return error;
+    return stream->receiving.has_left ? 0 : ECONNRESET;
+}
+
 void sw_receive(struct sw_stream *stream, uint32_t events)
 {
     struct sw_receiving *receiving = &stream->receiving;
@@ -922,7 +938,7 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
         /* Held back: only the peer's end matters. */
         receiving->has_left |= !!(events & EPOLLRDHUP);
         if (events & (EPOLLERR | EPOLLHUP))
-            sw_stream_broken(stream, receiving->has_left ? 0 : ECONNRESET);
+            sw_stream_broken(stream, end_of(stream));
         else
             sw_stream_is_hopeless(stream);
         return;
