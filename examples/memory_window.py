@@ -9,6 +9,8 @@ costs no registration. Both sides are one program here, to be short.
 
 import argparse
 import asyncio
+import logging
+from contextlib import suppress
 
 import aiordma
 from aiordma import Access
@@ -26,8 +28,8 @@ async def lend(connection: aiordma.Connection) -> None:
         window.close()
         print(f"line {line}: {bytes(part.view).rstrip(bytes(1))!r}", flush=True)
         await connection.send(b"revoked")
-    async for _ in connection:
-        pass
+    with suppress(aiordma.RdmaError):  # the last WRITE is refused, which ends the connection
+        await connection.receive()
 
 
 async def borrow(address: str, port: int) -> None:
@@ -53,6 +55,7 @@ async def main(address: str) -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.ERROR)  # the device's refusal is logged as a warning
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("address", help="of this machine's RDMA interface")
     asyncio.run(main(parser.parse_args().address))

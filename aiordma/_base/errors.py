@@ -308,8 +308,8 @@ class PeerGoneError(RdmaError, builtins.ConnectionError):
     its kernel disconnected), RetryExceededError (the peer's device acknowledges nothing),
     PeerFlushedError (a request was flushed because of one of these) and DeviceRemovedError. A
     request that fails with it may or may not have been executed by the peer's device. Catch it
-    together with EndOfStream, which `receive` raises instead after a disconnect, also of a killed
-    peer; then connect again. Set `keepalive=` if a side is idle or only receives
+    together with EndOfStream, which `receive` raises instead after a disconnect, mostly also of a
+    killed peer; then connect again. Set `keepalive=` if a side is idle or only receives
     (docs/dead-peers.md). Also a builtin ConnectionError."""
 
     _usual_errno = errno_module.ECONNRESET

@@ -44,6 +44,7 @@ _RDMA_CLASSES = ("rdma", "infiniband", "roce", "iwarp")
 CLASSES = (*_RDMA_CLASSES, SOFTWARE)
 """Classes of devices that `device=` takes, beside "auto" and the name of a device."""
 
+_A_NAME = "a device's name such as 'rxe0'"
 DEVICE = "AIORDMA_DEVICE"
 """Environment variable: what "auto" stands for."""
 HELD_MIB = "AIORDMA_SOFTWARE_HELD_MIB"
@@ -236,14 +237,16 @@ def real_devices_are_here() -> bool:
         return False
 
 
-def checked_device(device: object, call: str, name: str = "device") -> str:
-    """Return the name or the class of a device, or "auto".
+def checked_device(device: object, call: str) -> str:
+    """Return the name of a device.
 
     Raises:
-        TypeError, ValueError: the value is not a text that could be one.
+        TypeError, ValueError: the value is not a text that could be one, or is "auto" or a class.
     """
-    classes = ", ".join(map(repr, CLASSES))
-    return text(device, name, f"'auto', {classes}, or a device's name such as 'rxe0'", call)
+    checked = text(device, "device", _A_NAME, call)
+    if checked in ("auto", *_RDMA_CLASSES):
+        raise ValueError(f"{call}(): device={checked!r}: expected {_A_NAME}")
+    return checked
 
 
 class Requirement:
@@ -264,7 +267,8 @@ class Requirement:
     """
 
     def __init__(self, device: object = "auto", call: str = "") -> None:
-        chosen = checked_device(device, call)
+        classes = ", ".join(map(repr, CLASSES))
+        chosen = text(device, "device", f"'auto', {classes}, or {_A_NAME}", call)
         self.text: str = f'device="{chosen}"'
         if chosen == "auto":
             chosen = os.environ.get(DEVICE) or "auto"

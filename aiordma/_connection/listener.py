@@ -72,6 +72,9 @@ logger: logging.Logger = logging.getLogger("aiordma")
 
 KERNEL_BACKLOG_RESERVE = 128
 
+MOST_STRANGERS = 64
+"""Hosts of peers without a handshake that a listener logs; further ones are counted only."""
+
 MOST_BACKLOG = (1 << 31) - 1 - KERNEL_BACKLOG_RESERVE
 """The maximum backlog: rdma_listen takes an int."""
 
@@ -339,7 +342,7 @@ class Listener(AbstractListener[Connection]):
         self._all_left = Once(reactor.loop)
         self._tally = RequestTally()
         self._arrived = self._backlog_full = self._strangers = 0
-        self._last_stranger: str | None = ""
+        self._stranger_hosts: set[tuple[str, bool]] = set()
         _listeners.add(self)
         self._handshakes = Handshakes(
             reactor.loop,
@@ -451,21 +454,22 @@ class Listener(AbstractListener[Connection]):
 
     def _note_strangers(self, event: Event) -> None:
         """Count an event of the software device for peers without a handshake, whose number is in
-        `qp_num`. Log the first one of a host."""
+        `qp_num`. Log the first one of each host, of a few hosts."""
         self._strangers += event.qp_num
         peer = unpack_address(event.private_data)
-        host = None if peer is None else peer[0]
-        if host == self._last_stranger:
+        host, name = ("", "a peer") if peer is None else (peer[0], address_text(peer))
+        has_sent = event.status == -errno.EPROTO
+        if (host, has_sent) in self._stranger_hosts or len(self._stranger_hosts) == MOST_STRANGERS:
             return
-        self._last_stranger = host
-        sent = "sent bytes that are no handshake of iWARP" if event.status == -errno.EPROTO else ""
-        name = "a peer" if peer is None else address_text(peer)
-        logger.warning(
-            "%r: %s connected by TCP and %s: probably a plain TCP client (HTTP, a health check, a "
-            "port scan)",
+        self._stranger_hosts.add((host, has_sent))
+        # A client that only connects is usual: a health check of a load balancer, for instance.
+        logger.log(
+            logging.WARNING if has_sent else logging.INFO,
+            "%r: %s connected by TCP and sent %s: probably a plain TCP client (%s)",
             self,
             name,
-            sent or "sent no handshake of iWARP",
+            "bytes that are no handshake of iWARP" if has_sent else "no handshake of iWARP",
+            "HTTP, for instance" if has_sent else "a health check, a port scan",
             extra={"peer": name},
         )
 

@@ -501,6 +501,8 @@ class Endpoint:
             return
         if self.awaits_answer and event.type in _ENDS_OF_HANDSHAKE:
             self.driver_returned()
+        if event.type is CmEventType.DISCONNECTED and not self.hub.is_iwarp:
+            self.hub.drain()  # see below: what was flushed before
         self.handshake.feed(event)
         if self.handshake.state is before:
             return

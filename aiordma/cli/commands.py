@@ -34,13 +34,15 @@ def main() -> None:
         try:
             app(prog_name="aiordma")
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it is None if it was closed before the start
+                sys.stdout.flush()
     except OSError as error:
         if isinstance(error, RdmaError):
             raise
         print(f"aiordma: {one_line(error)}", file=sys.stderr)
-        # The interpreter flushes once more at its end, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            # The interpreter flushes once more at its end, and would complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 

@@ -22,7 +22,7 @@ from aiordma.cli.system import SOFTWARE, AddressUse, DeviceState, System, inspec
 __all__ = ("doctor",)
 
 SECONDS = 10.0
-NO_RDMA = "RDMA does not work here. Programs run on the built-in software device."
+NO_RDMA = "RDMA does not work here."
 _UNSENT = 9
 """A port to resolve an address with. Nothing is sent to it."""
 
@@ -65,9 +65,16 @@ def doctor(
             print(_filled(f"{finding.level:8}{finding.subject}: {finding.text}"))
             if finding.level != "ok":
                 print(f"{'':8}  {finding.command or 'nothing to do'}")
-        print("RDMA works here." if works(findings) else NO_RDMA)
+        print("RDMA works here." if works(findings) else f"{NO_RDMA} {_instead()}")
     if not works(findings):
         raise typer.Exit(1)
+
+
+def _instead() -> str:
+    required = Requirement()
+    if required.permits_software:
+        return "Programs run on the built-in software device."
+    return f"{required.text} lets no program run on the built-in software device."
 
 
 def _filled(line: str) -> str:
@@ -116,6 +123,8 @@ async def _reach(peer: str) -> AddressUse:
     """Find the device that would connect to a peer. The peer is not contacted."""
     prepare = partial(aiordma.prepare_connection, peer, _UNSENT, timeout=SECONDS)
     why = ""
+    if Requirement().name == SOFTWARE:
+        return AddressUse(peer, SOFTWARE, "AIORDMA_DEVICE names it", is_local=False)
     try:
         # AIORDMA_DEVICE decides, if it is set.
         async with prepare(device="rdma" if Requirement().permits_all else "auto") as connection:

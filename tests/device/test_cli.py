@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -234,3 +235,11 @@ def test_ping_without_a_server_is_one_line(device: DeviceUnderTest) -> None:
 def test_ping_requires_rdma() -> None:
     fails(run("ping", "127.0.0.1", "--device", "rdma"), 1, 'device="rdma"', "aiordma doctor")
     fails(run("ping", "127.0.0.1", AIORDMA_DEVICE="rdma"), 1, "AIORDMA_DEVICE=rdma")
+
+
+@pytest.mark.natively
+def test_command_without_a_standard_output_succeeds() -> None:
+    """As cron or a supervisor may start it."""
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, *COMMAND, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

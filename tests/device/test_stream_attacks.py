@@ -13,7 +13,6 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -454,7 +453,7 @@ async def test_a_peer_that_leaves_inside_a_message_is_no_end(device: DeviceUnder
 @pytest.mark.capability("passive_side_first")
 @one_loop
 async def test_messages_before_the_handshakes_end_are_limited(device: DeviceUnderTest) -> None:
-    options: Any = asdict(StreamSettings(connect_stream, {"queue_depth": 16}).options)
+    options = StreamSettings(connect_stream, {"queue_depth": 16}).options
 
     async def attack(connection: aiordma.Connection) -> None:
         attacker = Attacker(connection, connection.register(bytearray(16))[:], uses_words)
@@ -471,7 +470,7 @@ async def test_messages_before_the_handshakes_end_are_limited(device: DeviceUnde
     async with (
         aiordma.listen(ADDRESS) as listener,
         anyio.create_task_group() as group,
-        aiordma.prepare_connection(ADDRESS, listener.port, **options) as connection,
+        aiordma.prepare_connection(ADDRESS, listener.port, options=options) as connection,
     ):
         group.start_soon(accept)
         rsocket = Rsocket(connection, RING)

@@ -62,8 +62,7 @@ async def test_the_command_copies_to_a_c_server(tmp_path: Path, device: DeviceUn
     port = free_port()
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(os.urandom(300_000))
-    kind = {"rxe": "roce", "siw": "iwarp"}[device.driver]
-    options = ("-p", port, "--device", DEVICE, "--require", kind, "--timeout", 20)
+    options = ("-p", port, "--device", DEVICE, "--timeout", 20)
     # Two clients in Python beside it, and perhaps the start of the server that forks them.
     limit = 2 * SECONDS
     async with running("rcopy", "-p", port, status=-signal.SIGTERM, within=limit) as server:
@@ -87,7 +86,7 @@ async def test_a_c_client_copies_to_the_command(tmp_path: Path) -> None:
     source, served = tmp_path / "source", tmp_path / "served"
     served.mkdir()
     source.write_bytes(os.urandom(300_000))
-    options = ("--bind", ADDRESS, "-p", port, "--require", "rdma")
+    options = ("--bind", ADDRESS, "-p", port, "--device", "rdma")
     async with running(*COMMAND, "--serve", served, *options, status=130) as server:
         await server.listens(port)
         async with running("rcopy", source, f"{ADDRESS}:target", "-p", port) as client:

@@ -98,7 +98,10 @@ def test_more_than_a_batch_is_drained_in_one_wake(device: Device, count: int) ->
     assert hub.steps.wakes == 1
 
 
-def test_a_flood_lets_others_have_their_turn_and_is_not_forgotten(device: Device) -> None:
+def test_a_flood_lets_others_have_their_turn_and_is_not_forgotten(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiordma._runtime.hub.DRAIN_SECONDS", 60.0)
     hub, loop = device.hub()
     requests = [Request() for _ in range(BATCH * ROUNDS + 10)]
     for request in requests:

@@ -24,11 +24,17 @@ def health_check(port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visit", "said"), [(http, "bytes that are no handshake"), (health_check, "no handshake")]
+    ("visit", "level", "said"),
+    [
+        (http, logging.WARNING, "bytes that are no handshake"),
+        (health_check, logging.INFO, "no handshake"),
+    ],
 )
 def test_plain_tcp_client_is_counted_and_logged_once(
-    visit: Callable[[int], None], said: str, caplog: pytest.LogCaptureFixture
+    visit: Callable[[int], None], level: int, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "aiordma")
+
     async def body() -> None:
         async with aiordma.listen("127.0.0.1", 0, device="software") as listener:
             for number in (1, 2, 3):
@@ -39,8 +45,9 @@ def test_plain_tcp_client_is_counted_and_logged_once(
             assert listener.statistics().connection_requests == 0
 
     asyncio.run(body())
-    (line,) = (each for each in caplog.records if each.levelno == logging.WARNING)
-    text = line.getMessage()
+    lines = [each for each in caplog.records if "plain TCP client" in each.getMessage()]
+    assert [each.levelno for each in lines] == [level]
+    text = lines[0].getMessage()
     assert "127.0.0.1:" in text
     assert f"sent {said} of iWARP: probably a plain TCP client" in text
 

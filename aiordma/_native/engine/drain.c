@@ -174,6 +174,7 @@ static PyObject *drain_step(Drain *drain, PyObject *args)
         return NULL;
     if (drain->draining || !engine_takes(drain))
         return PyLong_FromLong(0);
+    drain->thread = PyThread_get_thread_ident(); /* a loop can continue in another thread */
     drain->crossings++;
     long error = engine_path->take_events(&drain->data), count = 0;
     if (!error)

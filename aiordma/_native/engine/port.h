@@ -74,15 +74,21 @@ int engine_traverse_port(Port *port, visitproc visit, void *arg);
 int engine_clear_port(Port *port);
 void engine_free_port(Port *port);
 
+/* Whether this is the process and the thread of the port's event loop. */
+static inline int engine_is_in_thread(const Port *port)
+{
+    const Drain *drain = port->drain;
+    return drain->process == engine_process && drain->thread == PyThread_get_thread_ident();
+}
+
 /*
- * Whether the port's event loop runs here: its process, its thread, and its run. A run sets the
- * thread's hook for asynchronous generators to a bound method of its own.
+ * Whether the port's event loop runs here: also its run. A run sets the thread's hook for
+ * asynchronous generators to a bound method of its own.
  */
 static inline int engine_is_here(const Port *port)
 {
-    const Drain *drain = port->drain;
-    return drain->process == engine_process && drain->thread == PyThread_get_thread_ident() &&
-           drain->running == PyThreadState_Get()->async_gen_firstiter;
+    return engine_is_in_thread(port) &&
+           port->drain->running == PyThreadState_Get()->async_gen_firstiter;
 }
 
 /* Whether `may` holds, the port has a queue, and its event loop runs here. */

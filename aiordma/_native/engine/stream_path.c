@@ -153,7 +153,7 @@ static int is_usable(const StreamPath *path, int is_receive)
 {
     const Port *port = path->port;
     return port->queue_pair && (is_receive ? port->can_receive : port->ready) &&
-           port->drain->process == engine_process;
+           engine_is_in_thread(port);
 }
 
 /* Make requests that hold a region, with their slots. Returns an errno. */
