@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
@@ -41,6 +41,8 @@ def main(settings: str) -> None:
     given = json.loads(settings)
     loop, spin = given.pop("loop"), given.pop("spin")
     announced = False
+    # Ctrl-C ends the parent, and so this process: the client must not see its server leave before.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
 
     def announce(*ports: int) -> None:
@@ -49,8 +51,7 @@ def main(settings: str) -> None:
         announced = True
 
     try:
-        with suppress(KeyboardInterrupt):
-            run(partial(serve, announce=announce, **given), loop=loop, spin=spin)
+        run(partial(serve, announce=announce, **given), loop=loop, spin=spin)
     except Exception as error:
         status = status_of(error)
         if announced or status is None:
