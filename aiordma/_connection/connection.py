@@ -220,7 +220,7 @@ class Connection(Posting, ObjectStream[bytes]):
         return self._endpoint.hub.context
 
     @property
-    def domain(self) -> ProtectionDomain:
+    def protection_domain(self) -> ProtectionDomain:
         """The protection domain (`ibv_pd`) of the queue pair and of the regions that `register`
         returns: that of the argument `domain=`, or else the one that all users of the device in
         this event loop share. Do not close it. Close the objects that you create with it (a

@@ -116,8 +116,8 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         return self._endpoint.hub.context
 
     @property
-    def domain(self) -> ProtectionDomain:
-        """The protection domain, as `Connection.domain`. It is shared: do not close it."""
+    def protection_domain(self) -> ProtectionDomain:
+        """As `Connection.protection_domain`. It is shared: do not close it."""
         return self._endpoint.domain
 
     @property

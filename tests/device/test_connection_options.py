@@ -182,7 +182,7 @@ async def test_queue_pairs_use_the_path_they_are_given(
             assert found.ah_attr.gid_index == GID_INDEX
             assert found.ah_attr.traffic_class == 0x20
         assert one.query().dest_qp_num == other.qp_num
-        assert one.domain is other.domain
+        assert one.protection_domain is other.protection_domain
         await both_ways(one, other)
         await one.send(bytes(5000))  # several packets
         assert await other.receive() == bytes(5000)

@@ -59,7 +59,7 @@ async def test_a_region_of_a_domain_outlives_connections() -> None:
             for _ in range(3):
                 client, server = await connect_to(listener, ADDRESS)
                 async with client, server:
-                    assert server.domain is domain.protection_domain
+                    assert server.protection_domain is domain.protection_domain
                     assert await client.read_bytes(remote) == SECRET
         assert not region.closed
     assert region.closed
@@ -148,7 +148,7 @@ async def test_domain_outlives_registration_of_closed_connection(
     async with AsyncExitStack() as stack:
         domain = None if each else await stack.enter_async_context(aiordma.open_domain(ADDRESS))
         _, (server, _) = await stack.enter_async_context(two_clients((domain or "each", None)))
-        pd, memory = server.domain, bytearray(LARGE)
+        pd, memory = server.protection_domain, bytearray(LARGE)
         granted = server.register(memory, REMOTE) if call == "grant_region" else memory
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "register_in_thread": lambda: server.register_in_thread(memory),
@@ -180,7 +180,7 @@ async def test_connect_takes_a_domain() -> None:
         async with client, server:
             await both_ways(client, server)
             assert await server.read_bytes(region.remote()) == SECRET
-            assert server.domain is not client.domain
+            assert server.protection_domain is not client.protection_domain
 
 
 @one_loop
@@ -190,12 +190,12 @@ async def test_a_prepared_connection_takes_a_domain() -> None:
         aiordma.listen(ADDRESS, 0, domain="each") as listener,
         aiordma.prepare_connection(ADDRESS, listener.port, domain=domain) as client,
     ):
-        assert client.domain is domain.protection_domain
+        assert client.protection_domain is domain.protection_domain
         async with anyio.create_task_group() as group:
             group.start_soon(client.establish)
             request = await listener.request()
             async with request.prepare(domain=domain) as server:
-                assert server.domain is domain.protection_domain
+                assert server.protection_domain is domain.protection_domain
                 await server.establish()
 
 
@@ -215,7 +215,7 @@ async def test_accept_takes_a_domain_of_its_own_for_a_peer() -> None:
         group.start_soon(connect)
         request = await listener.request()
         async with request.accept(domain=domain) as server:
-            assert server.domain is domain.protection_domain
+            assert server.protection_domain is domain.protection_domain
             await server.receive()
             await server.send(b"that is all")
             await server.ended()
@@ -379,7 +379,7 @@ async def test_each_gives_every_connection_its_own_domain() -> None:
     async with aiordma.listen(ADDRESS, 0, domain="each") as listener:
         one = await connect_to(listener, ADDRESS, domain="each")
         two = await connect_to(listener, ADDRESS, domain="each")
-        domains = {connection.domain for connection in (*one, *two)}
+        domains = {connection.protection_domain for connection in (*one, *two)}
         assert len(domains) == 4
         assert kernel_objects(DEVICE)["pd"] >= before + 4
         for client, server in (one, two):
@@ -436,7 +436,7 @@ async def test_connections_take_the_domain_of_their_shared_receive_queue() -> No
     ):
         client, server = await connect_to(listener, ADDRESS)
         async with client, server:
-            assert server.domain is domain.protection_domain
+            assert server.protection_domain is domain.protection_domain
             await both_ways(client, server)
 
 

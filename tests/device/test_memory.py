@@ -165,7 +165,7 @@ async def test_memory_of_a_closed_connection_that_another_one_uses_outlives_it()
 async def test_register_in_thread_leaves_the_loop_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected() as (client, server):
         threads: list[int] = []
-        provider = client.domain.provider
+        provider = client.protection_domain.provider
         register = provider.reg_mr
 
         def watched(*arguments: Any) -> Any:
@@ -186,7 +186,7 @@ async def test_a_cancelled_register_in_thread_leaves_nothing_behind(
 ) -> None:
     async with connected() as (client, server):
         started, proceed = threading.Event(), threading.Event()
-        provider = client.domain.provider
+        provider = client.protection_domain.provider
         register = provider.reg_mr
 
         def slow(*arguments: Any) -> Any:

@@ -130,23 +130,27 @@ async def test_connection_has_the_objects_it_was_made_with(device: DeviceUnderTe
             assert server.query().dest_qp_num == client.qp_num
         # One event loop opens a device once.
         assert client.context is server.context
-        assert client.domain is server.domain
+        assert client.protection_domain is server.protection_domain
         assert client.context.device_name == client.device_name
         assert client.context.query_port(1).state is aiordma.verbs.PortState.ACTIVE
         # Memory of that domain works for the connection, and is not closed with it.
         memory = bytearray(b"registered by the domain")
-        with aiordma.MemoryRegion(client.domain, memory) as region:
+        with aiordma.MemoryRegion(client.protection_domain, memory) as region:
             await client.send(region)
             assert await server.receive() == memory
 
 
 async def test_connection_keeps_its_number_and_objects_after_close() -> None:
     async with connected() as (client, _):
-        number, context, domain = client.qp_num, client.context, client.domain
+        number, context, domain = client.qp_num, client.context, client.protection_domain
         await client.aclose()
-        assert (client.qp_num, client.context, client.domain) == (number, context, domain)
+        assert (client.qp_num, client.context, client.protection_domain) == (
+            number,
+            context,
+            domain,
+        )
         context.query()  # the device stays open until the loop ends
-    with aiordma.MemoryRegion(client.domain, bytearray(8)):
+    with aiordma.MemoryRegion(client.protection_domain, bytearray(8)):
         assert client.context is context
 
 

@@ -167,7 +167,7 @@ async def test_a_close_that_times_out_closes_all_the_same(
 ) -> None:
     monkeypatch.setattr(provider_under_test(), "blocks", True)  # also natively
     async with connected() as (client, server):
-        provider = client.domain.provider
+        provider = client.protection_domain.provider
         destroy = provider.destroy_qp
         entered, proceed = threading.Event(), threading.Event()
 

@@ -28,7 +28,7 @@ async def test_peers_and_requests_reach_memory_by_the_address_that_it_was_given(
 ) -> None:
     async with connected() as (client, server):
         memory = mmap.mmap(-1, 2 * PAGE)
-        with MemoryRegion(server.domain, memory, access, **options) as region:
+        with MemoryRegion(server.protection_domain, memory, access, **options) as region:
             remote = region.remote()
             assert remote.address == region.address == address
             await client.write(b"over there", remote[PAGE : PAGE + 10])

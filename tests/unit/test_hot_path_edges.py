@@ -93,7 +93,7 @@ async def test_parts_of_every_kind_arrive_in_order() -> None:
         access = Access.REMOTE_READ | Access.REMOTE_WRITE
         remote = server.register(bytearray(2048), access).remote()
         ours = client.register(bytearray(range(64)))
-        moved = MemoryRegion(client.domain, mmap.mmap(-1, 4096), iova=0x10000)
+        moved = MemoryRegion(client.protection_domain, mmap.mmap(-1, 4096), iova=0x10000)
         moved.view[:4] = b"iova"
         for plain in (b"short", bytes(1000)):  # inline, and by a pool block
             array = bytearray(b"array")

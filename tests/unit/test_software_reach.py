@@ -143,7 +143,7 @@ async def test_a_window_bound_for_writing_is_not_read() -> None:
 async def test_a_window_of_type_2_is_its_queue_pairs_and_one_of_type_1_the_domains() -> None:
     async with connected() as (client, server), connected() as (other, _):
         region = server.register(bytearray(BYTES), LOCAL | BIND)
-        assert other.domain is server.domain
+        assert other.protection_domain is server.protection_domain
         first = (await server.bind(region[:], READ, TYPE_1)).remote
         second = (await server.bind(region[:], READ, TYPE_2)).remote
         assert await other.read_bytes(first) == BYTES
@@ -236,7 +236,7 @@ async def test_what_makes_no_sense_is_not_bound(
     registered: Access, access: Access, how: dict[str, int]
 ) -> None:
     async with connected() as (_, server):
-        domain = server.domain
+        domain = server.protection_domain
         with (
             aiordma.MemoryRegion(domain, bytearray(BYTES), registered) as region,
             aiordma.verbs.MemoryWindow(domain) as window,
@@ -257,7 +257,7 @@ async def test_a_window_is_bound_to_its_own_domain_only() -> None:
 
 async def test_a_bound_window_of_type_2_is_not_bound_again() -> None:
     async with connected() as (client, server):
-        domain = server.domain
+        domain = server.protection_domain
         region = server.register(bytearray(BYTES), LOCAL | BIND)
         with aiordma.verbs.MemoryWindow(domain) as window:
             theirs = await bind(server, window, region)
@@ -267,7 +267,7 @@ async def test_a_bound_window_of_type_2_is_not_bound_again() -> None:
 
 async def test_a_region_that_is_gone_is_not_bound() -> None:
     async with connected() as (_, server):
-        domain = server.domain
+        domain = server.protection_domain
         region = aiordma.MemoryRegion(domain, bytearray(BYTES), LOCAL | BIND)
         region.close()
         region._closed = False  # or Python would refuse it, and the device not be asked
@@ -278,7 +278,7 @@ async def test_a_region_that_is_gone_is_not_bound() -> None:
 
 async def test_a_window_may_count_from_zero() -> None:
     async with connected() as (client, server):
-        domain = server.domain
+        domain = server.protection_domain
         region = server.register(bytearray(BYTES), LOCAL | BIND)
         with aiordma.verbs.MemoryWindow(domain) as window:
             theirs = await bind(server, window, region, READ | ZERO_BASED, offset=16, length=16)
