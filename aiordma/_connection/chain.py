@@ -55,7 +55,7 @@ class _Collected:
             staged.own()
             work.sges = staged.sges
             self._staged.append(staged)  # holds the inline bytes until they are posted
-        request = self._endpoint.work.sends.prepare(work)
+        request = self._endpoint.work.sends.prepare(work, self.port)
         self._works.append(work)
         self.port.add(request)
         return request
@@ -114,6 +114,8 @@ class Chain(Posting):
     Raises:
         PartialPostError: at the end of the block: the device refused a request; the requests before
             it are posted.
+        QueueFullError: (of a `post_*` method) `max_send_wr` requests are in flight, those of this
+            chain included; this one is not added.
         ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError: at the end of the
             block: the connection has ended; nothing was posted.
         VerbsCallError: at the end of the block: the device refused the call.

@@ -139,14 +139,22 @@ class SendQueue(WorkQueue):
             self.post_prepared([work], [request], signal_last_only=False)
         return request
 
-    def _take(self, slot: Slot) -> None:
+    def _take(self, slot: Slot, chain: ChainPort | None = None) -> None:
         """Check that requests may be posted, and take a slot, unless this one is taken."""
         self._owner.require_sendable()
-        if not (slot.is_taken or self.slots.take_into(slot)):
+        if slot.is_taken or self.slots.take_into(slot):
+            return
+        if chain is None:
             raise QueueFullError(
                 f"{self.slots.total} requests are in flight: await one first, or use the "
                 "coroutine of the same name, which waits"
             )
+        raise QueueFullError(
+            f"the send queue's {self.slots.total} slots (max_send_wr) are taken, {chain.count} of "
+            "them by this chain, whose requests are not posted before its block ends: end the "
+            "block, await its last request, and go on in another chain, or connect with a larger "
+            "max_send_wr"
+        )
 
     def _request(self, work: SendWork) -> WorkRequest:
         completes_as = _COMPLETES_AS.get(work.opcode, WorkCompletionOpcode.SEND)
@@ -179,15 +187,15 @@ class SendQueue(WorkQueue):
             # The device may still execute the request, until the queue pair is destroyed.
             self._owner.fail(error)
 
-    def prepare(self, work: SendWork) -> WorkRequest:
-        """Create a request that has a slot and holds its memory. Post it with `post_prepared`, or
-        fail it.
+    def prepare(self, work: SendWork, chain: ChainPort) -> WorkRequest:
+        """Create a request of a chain, which has a slot and holds its memory. Post it with
+        `post_prepared`, or fail it.
 
         Raises:
             QueueFullError: no slot is free.
         """
         with Slot() as slot:
-            self._take(slot)
+            self._take(slot, chain)
             request = self._request(work)
             # If the request is never posted, the end of the queue pair ends it.
             self._requests.add(request)

@@ -204,7 +204,7 @@ def test_unposted_chain_is_collected() -> None:
         del chain
         gc.collect()
         assert not any(isinstance(it, _engine.ChainPort) for it in gc.get_objects())
-        with pytest.raises(RuntimeError, match="not posted yet"):
+        with pytest.raises(RuntimeError, match="posted when its block ends"):
             await requests[0]
         assert local.region._users == 1
         await client.aclose()

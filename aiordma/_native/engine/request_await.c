@@ -106,7 +106,10 @@ PyObject *engine_await_request(Request *request, PyObject *awaited,
         return has_to_pause(request) ? pause_once(request, awaited, calls) : Py_NewRef(awaited);
     }
     if (!request->wr_id) {
-        PyErr_Format(PyExc_RuntimeError, "%R is part of a chain that is not posted yet", request);
+        PyErr_Format(
+            PyExc_RuntimeError,
+            "%R is part of a chain that is posted when its block ends: await it after the block",
+            request);
         return NULL;
     }
     if (request->port && !engine_is_here(request->port)) {
