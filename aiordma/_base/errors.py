@@ -817,8 +817,9 @@ def check_positive_errno(result: int, call: str, hint: str | None = None) -> Non
         raise VerbsCallError(result if result > 0 else ffi.errno or _UNSAID, call, hint)
 
 
-UNSUPPORTED: frozenset[int] = frozenset({errno_module.EOPNOTSUPP, errno_module.ENOSYS})
-"""Errnos of a call that the device or its library does not have."""
+UNSUPPORTED: frozenset[int] = frozenset({errno_module.EOPNOTSUPP, errno_module.ENOSYS, 524})
+"""Errnos of a call that the device or its library does not have. 524 is the kernel's internal
+ENOTSUPP, which has no name in C: some drivers let it out."""
 
 
 def check_supported(error: int, what: str, device: str) -> None:

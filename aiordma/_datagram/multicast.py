@@ -34,10 +34,6 @@ __all__ = ("MulticastGroup", "check_group", "join_group")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
-_UNSUPPORTED_GROUP = UNSUPPORTED | {524}
-"""The errno values for a group that is not supported. 524 is the kernel's internal ENOTSUPP, which
-has no name in C."""
-
 
 def check_group(group: str, source: str) -> str:
     """Return a group's address in its canonical form.
@@ -219,7 +215,7 @@ async def join_group(
             await group._join(source)
     except BaseException as error:
         await group.leave()
-        if isinstance(error, VerbsCallError) and error.errno in _UNSUPPORTED_GROUP:
+        if isinstance(error, VerbsCallError) and error.errno in UNSUPPORTED:
             device = endpoint.hub.context.device_name
             raise NotSupportedError(
                 f"multicast group {address}: the kernel joins no such group with {device} "

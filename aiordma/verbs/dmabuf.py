@@ -22,6 +22,9 @@ _PERMITTED = Access.LOCAL_WRITE | Access.REMOTE_READ | REMOTE_WRITING | Access.R
 """What the kernel permits for a dma-buf (uverbs_std_types_mr.c): no windows can be bound to it."""
 
 
+_INSTEAD = "copy the data to memory of the CPU, and register that"
+
+
 class DmabufRegion(MemoryRegion):
     """Memory of another device, registered by the descriptor of its dma-buf. The CPU need not be
     able to access it.
@@ -98,7 +101,7 @@ class DmabufRegion(MemoryRegion):
             try:
                 check_supported(error.errno or 0, what, domain.context.device_name)
             except NotSupportedError as lacking:
-                raise lacking from None
+                raise NotSupportedError(f"{lacking}: {_INSTEAD}") from None
             raise
 
     @property

@@ -238,17 +238,18 @@ def _described(thing: Any, what: str) -> Described | None:
 
 
 @contextmanager
-def _failing(text: str) -> Iterator[None]:
+def _failing(text: str, advice: str = f": {_INSTEAD}") -> Iterator[None]:
     """Turn an error of the object's own code, or of a check of its description, into a TypeError.
 
     Args:
         text: the beginning of its message.
+        advice: its end.
     """
     try:
         yield
     except Exception as error:
         why = str(error) or type(error).__name__
-        raise TypeError(f"{text}: {why}: {_INSTEAD}") from error
+        raise TypeError(f"{text}: {why}{advice}") from error
 
 
 # -- numpy's array interface, and Numba's ---------------------------------------------------------
@@ -366,16 +367,28 @@ def _checked(found: Described) -> Described:
 # -- DLPack ---------------------------------------------------------------------------------------
 
 
+def _capsule(thing: Any, flags: dict[str, object], how: dict[str, int]) -> object:
+    try:
+        return thing.__dlpack__(**flags, **how)
+    except TypeError:
+        raise
+    except Exception:
+        if not how:
+            raise
+        # jax takes the stream of -1 for a handle. Without one it may wait for the GPU.
+        return thing.__dlpack__(**flags)
+
+
 def _of_dlpack(thing: Any, how: dict[str, int], devices: Sequence[int], what: str) -> Described:
     kind = type(thing).__name__
     knows_flags = True
-    with _failing(f"{what}: {kind}.__dlpack__() refused"):
+    with _failing(f"{what}: {kind}.__dlpack__() refused", ""):
         try:
             # A copy would not be the program's memory: what a peer writes would not reach it.
-            capsule = thing.__dlpack__(max_version=_VERSION, copy=False, **how)
+            capsule = _capsule(thing, {"max_version": _VERSION, "copy": False}, how)
         except TypeError:  # older than DLPack 1.0
             knows_flags = False
-            capsule = thing.__dlpack__(**how)
+            capsule = _capsule(thing, {}, how)
     # A library that knows the flags and gives none cannot say that memory is read-only (jax).
     readonly = knows_flags
     # The capsule is never consumed. So its destructor frees the tensor, when the view has gone.

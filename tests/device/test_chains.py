@@ -68,7 +68,7 @@ async def test_unsignaled_slots_are_counted_until_the_last_one_ends() -> None:
             with client.chain(signal_last_only=True) as chain:
                 for i in range(4):
                     chain.post_send(b"%d" % (4 * round_ + i))
-                with pytest.raises(aiordma.QueueFullError, match="by this chain.*end the block"):
+                with pytest.raises(aiordma.QueueFullError, match=r"by this chain.*end the block"):
                     chain.post_send(b"one too many")
             with pytest.raises(aiordma.QueueFullError):
                 client.post_send(b"no slot")

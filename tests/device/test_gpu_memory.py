@@ -172,6 +172,15 @@ class WithDLPack(Tensor):
         return new(ctypes.addressof(self.described), b"dltensor", None)
 
 
+class LikeJax(WithDLPack):
+    """A tensor of a library that takes the stream of -1 for a handle."""
+
+    def __dlpack__(self, stream: int | None = None) -> Any:
+        if stream is not None:
+            raise RuntimeError("CUDA_ERROR_INVALID_HANDLE: invalid resource handle")
+        return super().__dlpack__(-1)
+
+
 class OnRocm(WithDLPack):
     """A tensor on a GPU of another maker."""
 
@@ -184,7 +193,7 @@ class Managed(WithDLPack):
     device = MANAGED
 
 
-KINDS: list[Any] = [WithInterface, WithDLPack]
+KINDS: list[Any] = [WithInterface, WithDLPack, LikeJax]
 
 
 @pytest.mark.promise("The CPU does not access memory of other devices")

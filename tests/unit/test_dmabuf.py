@@ -94,7 +94,8 @@ def test_address_without_an_iova_is_the_offset(domain: Any) -> None:
 @pytest.mark.parametrize(
     ("error", "raised", "text"),
     [
-        (errno.EOPNOTSUPP, aiordma.NotSupportedError, "registering a dma-buf: software"),
+        (errno.EOPNOTSUPP, aiordma.NotSupportedError, "registering a dma-buf: software.*: copy"),
+        (524, aiordma.NotSupportedError, "registering a dma-buf: software.*: copy"),  # ENOTSUPP
         (errno.EINVAL, aiordma.VerbsCallError, "ibv_reg_dmabuf_mr: Invalid.*descriptor 0"),
     ],
 )
