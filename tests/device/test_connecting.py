@@ -113,13 +113,16 @@ async def test_a_silent_address_of_a_name_leaves_time_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names(monkeypatch, ADDRESS, IPV6)
-    async with aiordma.listen(IPV6, 0) as listener, anyio.create_task_group() as group:
+    async with (
+        aiordma.listen(ADDRESS, 0) as silent,  # accepts no request
+        aiordma.listen(IPV6, silent.port) as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, stay)
         port = listener.port
-        async with aiordma.listen(ADDRESS, port):  # and accepts no request
-            group.start_soon(listener.serve, stay)
-            async with aiordma.connect("many.test", port, timeout=4 * A_WHILE) as client:
-                assert client.peer_address == (IPV6, port)
-            group.cancel_scope.cancel()
+        async with aiordma.connect("many.test", port, timeout=4 * A_WHILE) as client:
+            assert client.peer_address == (IPV6, port)
+        group.cancel_scope.cancel()
     await until(lambda: not reactor_in_use())
 
 
@@ -128,32 +131,35 @@ async def test_programs_answer_ends_the_search_for_an_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names(monkeypatch, ADDRESS, IPV6)
-    async with aiordma.listen(IPV6, 0) as other:
+    async with aiordma.listen(ADDRESS, 0) as listener:
 
         async def refuse(listener: aiordma.Listener) -> None:
             await (await listener.request()).reject(b"not today")
 
         async with (
-            aiordma.listen(ADDRESS, other.port) as listener,
+            aiordma.listen(IPV6, listener.port) as other,
             anyio.create_task_group() as group,
         ):
             group.start_soon(refuse, listener)
             with pytest.raises(aiordma.RejectedError) as caught:
                 await aiordma.connect("many.test", other.port)
-        assert caught.value.private_data.rstrip(b"\0") == b"not today"
-        assert other.statistics().connection_requests == 0
+            assert caught.value.private_data.rstrip(b"\0") == b"not today"
+            assert other.statistics().connection_requests == 0
 
 
 @one_loop
 async def test_a_full_backlog_is_no_programs_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     names(monkeypatch, ADDRESS, IPV6)
-    async with aiordma.listen(IPV6, 0) as other, anyio.create_task_group() as group:
+    async with (
+        aiordma.listen(ADDRESS, 0, backlog=1) as listener,
+        aiordma.listen(IPV6, listener.port) as other,
+        anyio.create_task_group() as group,
+    ):
         group.start_soon(other.serve, stay)
-        async with aiordma.listen(ADDRESS, other.port, backlog=1) as listener:
-            group.start_soon(Outcome().of, lambda: aiordma.connect(ADDRESS, other.port))
-            await until(lambda: listener.statistics().waiting == 1)
-            async with aiordma.connect("many.test", other.port) as client:
-                assert client.peer_address == (IPV6, other.port)
+        group.start_soon(Outcome().of, lambda: aiordma.connect(ADDRESS, other.port))
+        await until(lambda: listener.statistics().waiting == 1)
+        async with aiordma.connect("many.test", other.port) as client:
+            assert client.peer_address == (IPV6, other.port)
         group.cancel_scope.cancel()
 
 

@@ -237,8 +237,8 @@ async def test_stream_ends_at_a_programs_answer(monkeypatch: pytest.MonkeyPatch)
         await (await listener.request()).reject(b"not today")
 
     async with (
-        aiordma.listen(IPV6, 0) as other,
-        aiordma.listen(ADDRESS, other.port) as listener,
+        aiordma.listen(ADDRESS, 0) as listener,
+        aiordma.listen(IPV6, listener.port) as other,
         anyio.create_task_group() as group,
     ):
         group.start_soon(refuse, listener)
@@ -254,7 +254,7 @@ async def test_silent_address_leaves_time_for_the_next(
     monkeypatch: pytest.MonkeyPatch, connect: Connect
 ) -> None:
     names(monkeypatch, ADDRESS, IPV6)
-    async with echoing(IPV6) as port, aiordma.listen(ADDRESS, port):  # and accepts no request
+    async with aiordma.listen(ADDRESS, 0) as silent, echoing(IPV6, silent.port) as port:
         began = time.monotonic()
         opened = await connect(MANY, port, timeout=3)
         assert 1.2 < time.monotonic() - began < 3  # a half of it
