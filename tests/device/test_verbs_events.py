@@ -287,6 +287,6 @@ async def test_event_of_a_destroyed_queue_pair_spares_the_next_at_its_address() 
         pair = queue_pair_of(server)
         assert pair is not None
         kind = AsyncEventType.QP_ACCESS_ERR
-        inject(server, AsyncEvent(kind, key=pair.key, qp_num=pair.qp_num ^ 1))
+        inject(server, AsyncEvent(kind, key=pair.key, qp_num=pair.qp_num ^ 0x800000))
         await anyio.sleep(0.2)
         assert server.is_connected
