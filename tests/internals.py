@@ -3,6 +3,8 @@ from outside. The endpoint below a public object, and a listener's own, are reac
 
 from typing import TypeAlias, overload
 
+import anyio
+
 from aiordma import Connection, ConnectionRequest, Datagram, Listener, SharedReceiveQueue
 from aiordma._base.arguments import Buffer
 from aiordma._base.enums import QueuePairAttribute, names_of
@@ -36,7 +38,6 @@ from aiordma._loop.threads import (
     DESTROYS,
     PEERS,
     THREAD_NAME,
-    calls_under_way,
     start_call,
 )
 from aiordma._native import Drain, ffi, lib
@@ -44,7 +45,7 @@ from aiordma._requests.pool import BufferPool, Lease
 from aiordma._runtime import device_choice, reactor
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
-from aiordma._runtime.reactor import Reactor, close_unused_reactors, current_reactors
+from aiordma._runtime.reactor import Reactor, current_reactors
 from aiordma._runtime.teardown import Phase, Teardown
 from aiordma.verbs import CompletionQueue, QueuePair
 from aiordma.verbs.identifier import Identifier
@@ -250,3 +251,19 @@ def kept_queues(listener: Listener) -> list[SharedReceiveEndpoint]:
 def handshakes_of(listener: Listener) -> Handshakes:
     """The accepted connections whose handshake has not finished."""
     return listener._handshakes
+
+
+def calls_under_way() -> int:
+    """How many calls of all event loops wait for a worker or run."""
+    return sum(lane._calls for lane in (PEERS, CREATES, ACCEPTS, DESTROYS))
+
+
+async def close_unused_reactors() -> None:
+    """Close the running loop's reactors that nothing uses, to count what is left. Calls under way
+    in worker threads are waited for. The next object opens another one."""
+    for each in current_reactors():
+        while each.loop.calls:
+            await anyio.sleep(0.001)
+        each._close_if_unused()
+        if each.ended:
+            await each._closed.wait()

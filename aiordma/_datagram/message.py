@@ -8,7 +8,7 @@ from aiordma._datagram.grh import is_multicast, source_and_destination
 from aiordma._datagram.peer import DatagramPeer
 from aiordma._native import DatagramFields as DatagramArrival
 from aiordma._native import DatagramReceive, SendersBase, given
-from aiordma.verbs import GRH_BYTES, AddressVector, Context
+from aiordma.verbs import AddressVector, Context
 from aiordma.verbs.completion import WorkCompletion
 
 __all__ = ("DatagramArrival", "DatagramMessage", "DatagramReceive", "Senders")
@@ -96,10 +96,3 @@ class DatagramMessage(DatagramArrival):
     __slots__ = ("data",)
 
     data: bytes
-
-    def __new__(
-        cls, received: memoryview, completion: WorkCompletion, senders: Senders
-    ) -> "DatagramMessage":
-        made = super().__new__(cls, bytes(received[:GRH_BYTES]), completion, senders)
-        made.data = bytes(received[GRH_BYTES : completion.byte_len])
-        return made

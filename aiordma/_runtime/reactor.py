@@ -35,7 +35,6 @@ __all__ = (
     "AtLoopEnd",
     "Closable",
     "Reactor",
-    "close_unused_reactors",
     "current_reactors",
     "reactor_of",
 )
@@ -465,13 +464,6 @@ class Reactor:
         else:
             _run(close, closed)
 
-    async def aclose_if_unused(self) -> None:
-        """Close the reactor if nothing uses it, and wait for it: for tests that count what is left.
-        The next object opens another one."""
-        self._close_if_unused()
-        if self.ended:
-            await self._closed.wait()
-
     def _end_without_loop(self) -> None:
         """Close everything in this thread, because the loop has ended and runs no callbacks."""
         self._finish_calls()
@@ -580,15 +572,6 @@ def current_reactors() -> list[Reactor]:
     """Return the open reactors of the running loop, at most one per provider."""
     known = _loops.get(running_loop())
     return [] if known is None else list(known.reactors.values())
-
-
-async def close_unused_reactors() -> None:
-    """Close the running loop's reactors that nothing uses, for tests that count what is left. Calls
-    under way in worker threads are waited for."""
-    for reactor in current_reactors():
-        while reactor.loop.calls:  # noqa: ASYNC110 - the loop has no event for it
-            await anyio.sleep(0.001)
-        await reactor.aclose_if_unused()
 
 
 async def reactor_of(provider: Provider) -> Reactor:

@@ -9,21 +9,19 @@ library whose iWARP devices have immediate data (RFC 7306) use it nevertheless.
 
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from aiordma._base.enums import Access
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.connection import Connection
 from aiordma._native import StreamPath
 from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES
-from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.memory import MemoryRegion
 
 __all__ = (
     "CONTROL_SLOTS",
     "WORD_BYTES",
     "Memory",
-    "Owner",
     "StreamPath",
     "awaits_path",
     "stream_path",
@@ -41,24 +39,6 @@ TRANSFER_BYTES = 64 * 1024
 _TABLE_BYTES = TABLE_ENTRIES * GRANT_BYTES
 
 Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
-
-
-class Owner(Protocol):
-    """The object that ends a stream when its data path has failed. The engine may call a method
-    twice in place of once."""
-
-    def violated(self, text: str) -> None:
-        """End the stream: the peer violated the protocol."""
-
-    def wrong_arrival(self, completion: WorkCompletion) -> None:
-        """End the stream: the peer sent a message of another kind."""
-
-    def refused(self, post: tuple[int, bool]) -> None:
-        """End the stream: a request could not be posted.
-
-        Args:
-            post: the errno (0: the connection is not usable here), and whether it was a receive.
-        """
 
 
 class Memory:

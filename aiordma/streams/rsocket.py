@@ -191,14 +191,14 @@ class Rsocket:
         self.path.on_drained = callback
         return True
 
-    # -- the end, by the path ---------------------------------------------------------------------
+    # -- the end, by the path: the engine may call one of these twice ------------------------------
 
     def violated(self, text: str) -> None:
-        """See Owner."""
+        """End the stream: the peer violated the protocol."""
         self.fail(StreamProtocolError(f"{self._endpoint.name}: {text}"))
 
     def wrong_arrival(self, completion: WorkCompletion) -> None:
-        """See Owner."""
+        """End the stream: the peer sent a message of another kind."""
         # The bytes of a SEND are in the receive's memory, and not in the ring.
         kind, length = completion.operation.name, completion.byte_len
         if not self.path.uses_words:
@@ -209,7 +209,11 @@ class Rsocket:
             self.violated(f"the peer sent a message that is no SEND of a word ({kind})")
 
     def refused(self, post: tuple[int, bool]) -> None:
-        """See Owner."""
+        """End the stream: a request could not be posted.
+
+        Args:
+            post: the errno (0: the connection is not usable here), and whether it was a receive.
+        """
         error, is_receive = post
         try:
             if error:

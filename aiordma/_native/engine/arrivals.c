@@ -472,11 +472,6 @@ static PyObject *queue_take_datagram_at_once(ArrivalQueue *queue, PyObject *send
     return take_datagram(queue, senders);
 }
 
-static PyObject *queue_take_datagram(ArrivalQueue *queue, PyObject *senders)
-{
-    return take_datagram(queue, senders);
-}
-
 /* A field of a message: a number, or None. */
 static PyObject *field(int is_there, uint32_t value)
 {
@@ -618,7 +613,7 @@ static PyMethodDef queue_methods[] = {
     {"take_datagram_at_once", (PyCFunction)queue_take_datagram_at_once, METH_O,
      "take_datagram_at_once($self, senders, /)\n--\n\n"
      "Return the first arrival as a datagram, and give back its block. None: wait first."},
-    {"take_datagram", (PyCFunction)queue_take_datagram, METH_O,
+    {"take_datagram", (PyCFunction)take_datagram, METH_O,
      "take_datagram($self, senders, /)\n--\n\n"
      "Return the first arrival, which exists, as a datagram, and give back its block."},
     {"take_message_at_once", (PyCFunction)queue_take_message_at_once, METH_O,

@@ -167,10 +167,9 @@ typedef struct {
     char grh[GRH];
 } Arrival;
 
-static PyObject *make_arrival(PyObject *class, Senders *senders, const char *grh,
+static PyObject *make_arrival(PyTypeObject *type, Senders *senders, const char *grh,
                               const struct aiordma_completion *completion)
 {
-    PyTypeObject *type = class ? (PyTypeObject *)class : &engine_datagram_type;
     Arrival *arrival = (Arrival *)type->tp_alloc(type, 0);
 
     if (!arrival)
@@ -179,25 +178,6 @@ static PyObject *make_arrival(PyObject *class, Senders *senders, const char *grh
     arrival->completion = *completion;
     memcpy(arrival->grh, grh, GRH);
     return (PyObject *)arrival;
-}
-
-static PyObject *arrival_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"grh", "completion", "senders", NULL};
-    PyObject *completion, *senders;
-    const char *grh;
-    Py_ssize_t length;
-
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#O!O!", names, &grh, &length,
-                                     &engine_completion_type, &completion, &engine_senders_type,
-                                     &senders))
-        return NULL;
-    if (length != GRH) {
-        PyErr_SetString(PyExc_ValueError, "a GRH has 40 bytes");
-        return NULL;
-    }
-    return make_arrival((PyObject *)type, (Senders *)senders, grh,
-                        &((const Completion *)completion)->fields);
 }
 
 static void arrival_dealloc(Arrival *arrival)
@@ -279,7 +259,6 @@ PyTypeObject engine_datagram_type = {
     .tp_repr = (reprfunc)arrival_repr,
     .tp_basicsize = sizeof(Arrival),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .tp_new = arrival_new,
     .tp_dealloc = (destructor)arrival_dealloc,
     .tp_getset = arrival_properties,
 };
@@ -297,9 +276,9 @@ PyObject *engine_datagram(PyObject *senders, const char *block, Py_ssize_t size,
     memcpy(grh, block,
            GRH); /* making the message can run the collector, which may unmap the block */
     PyObject *data = PyBytes_FromStringAndSize(block + GRH, length);
-    PyObject *made =
-        data ? make_arrival(engine_given.datagram_class, (Senders *)senders, grh, completion)
-             : NULL;
+    PyObject *made = data ? make_arrival((PyTypeObject *)engine_given.datagram_class,
+                                         (Senders *)senders, grh, completion)
+                          : NULL;
     if (made && PyObject_SetAttr(made, data_name, data))
         Py_CLEAR(made);
     Py_XDECREF(data);
@@ -425,7 +404,7 @@ static PyObject *receive_result(DatagramReceive *receive, PyObject *none)
     if (receive->request->state != SUCCEEDED)
         return engine_result(receive->request); /* an exception */
     if (!receive->arrival) /* making it can run the collector, and so this function again */
-        Py_XSETREF(receive->arrival, make_arrival(engine_given.arrival_class, receive->senders,
+        Py_XSETREF(receive->arrival, make_arrival(&engine_datagram_type, receive->senders,
                                                   receive->grh, &receive->request->completion));
     return Py_XNewRef(receive->arrival);
 }

@@ -16,7 +16,6 @@ struct engine_given {
     PyObject *remote_class;     /* RemoteMemory */
     PyObject *slice_class;      /* MemorySlice */
     PyObject *datagram_class;   /* DatagramMessage, a subclass of DatagramFields */
-    PyObject *arrival_class;    /* DatagramArrival, the same */
     PyObject *wait_elsewhere;   /* a generator function: awaits on loops other than asyncio's */
     PyObject *log;              /* log(text, object, error) */
     PyObject *detached;         /* detached(error): a copy of a stored exception, to be raised */

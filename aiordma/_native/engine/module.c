@@ -30,22 +30,16 @@ static int use(PyObject **place, PyObject *object)
     return 0;
 }
 
-static int is_datagram_class(PyObject *class)
-{
-    return PyType_Check(class) && PyType_IsSubtype((PyTypeObject *)class, &engine_datagram_type);
-}
-
 static PyObject *give(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"completion", "remote",   "memory_slice", "wait_elsewhere",
-                            "log",        "detached", "datagram",     "datagram_arrival",
-                            NULL};
+                            "log",        "detached", "datagram",     NULL};
     PyObject *completion = NULL, *remote = NULL, *wait = NULL, *log = NULL, *detached = NULL;
-    PyObject *slice = NULL, *datagram = NULL, *arrival = NULL;
+    PyObject *slice = NULL, *datagram = NULL;
 
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOOO", names, &completion, &remote,
-                                     &slice, &wait, &log, &detached, &datagram, &arrival))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOO", names, &completion, &remote, &slice,
+                                     &wait, &log, &detached, &datagram))
         return NULL;
     if (completion && !(PyType_Check(completion) &&
                         PyType_IsSubtype((PyTypeObject *)completion, &engine_completion_type))) {
@@ -54,15 +48,13 @@ static PyObject *give(PyObject *module, PyObject *args, PyObject *kwargs)
     }
     if (completion)
         use(&engine_given.completion_class, completion);
-    if ((datagram && !is_datagram_class(datagram)) || (arrival && !is_datagram_class(arrival))) {
-        PyErr_SetString(PyExc_TypeError,
-                        "datagram, datagram_arrival: subclasses of DatagramFields");
+    if (datagram && !(PyType_Check(datagram) &&
+                      PyType_IsSubtype((PyTypeObject *)datagram, &engine_datagram_type))) {
+        PyErr_SetString(PyExc_TypeError, "datagram: a subclass of DatagramFields");
         return NULL;
     }
     if (datagram)
         use(&engine_given.datagram_class, datagram);
-    if (arrival)
-        use(&engine_given.arrival_class, arrival);
     if (remote)
         use(&engine_given.remote_class, remote);
     if (slice)
@@ -112,8 +104,8 @@ static PyMethodDef functions[] = {
      "Post a chain at the end of its block, and return True. False: Python has to end it, or\n"
      "to raise the error of its port."},
     {"give", (PyCFunction)(void (*)(void))give, METH_VARARGS | METH_KEYWORDS,
-     "give(completion=, remote=, memory_slice=, wait_elsewhere=, log=, detached=, datagram=,"
-     " datagram_arrival=): set objects of Python's that the engine uses."},
+     "give(completion=, remote=, memory_slice=, wait_elsewhere=, log=, detached=, datagram=):"
+     " set objects of Python's that the engine uses."},
     {"grh_ends", engine_grh_ends, METH_O,
      "grh_ends($module, grh, /)\n--\n\n"
      "Return the GIDs of the sender and of the destination of a received datagram."},
