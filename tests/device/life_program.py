@@ -73,6 +73,7 @@ async def open_streams(stack: AsyncExitStack) -> None:
         return
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
         kept.append(writer)  # from 3.12 on, one that is collected closes itself
         try:
             while data := await reader.read(100):
@@ -83,13 +84,17 @@ async def open_streams(stack: AsyncExitStack) -> None:
             return
         writer.close()
 
+    writers: list[asyncio.StreamWriter] = []
     server = await streams.start_server(echo, ADDRESS, 0)
     reader, writer = await streams.open_connection(*server.sockets[0].getsockname())
+    writers.append(writer)
 
     async def close() -> None:
-        writer.close()
         server.close()
-        await writer.wait_closed()
+        for each in writers:
+            each.close()
+            with suppress(ConnectionError):
+                await each.wait_closed()
         await server.wait_closed()
 
     stack.push_async_callback(close)
