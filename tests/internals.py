@@ -38,6 +38,7 @@ from aiordma._loop.threads import (
     DESTROYS,
     PEERS,
     THREAD_NAME,
+    calls_under_way,
     start_call,
 )
 from aiordma._native import Drain, ffi, lib
@@ -83,6 +84,7 @@ __all__ = (
     "arrivals_of",
     "calls_under_way",
     "cause_text",
+    "close_if_unused",
     "close_unused_reactors",
     "completion_queue_of",
     "connection_request",
@@ -253,17 +255,17 @@ def handshakes_of(listener: Listener) -> Handshakes:
     return listener._handshakes
 
 
-def calls_under_way() -> int:
-    """How many calls of all event loops wait for a worker or run."""
-    return sum(lane._calls for lane in (PEERS, CREATES, ACCEPTS, DESTROYS))
+async def close_if_unused(reactor: Reactor) -> None:
+    """Close the reactor if nothing uses it, and wait for it. The next object opens another one."""
+    reactor._close_if_unused()
+    if reactor.ended:
+        await reactor._closed.wait()
 
 
 async def close_unused_reactors() -> None:
     """Close the running loop's reactors that nothing uses, to count what is left. Calls under way
-    in worker threads are waited for. The next object opens another one."""
+    in worker threads are waited for."""
     for each in current_reactors():
         while each.loop.calls:
             await anyio.sleep(0.001)
-        each._close_if_unused()
-        if each.ended:
-            await each._closed.wait()
+        await close_if_unused(each)

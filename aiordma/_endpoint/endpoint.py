@@ -380,8 +380,8 @@ class Endpoint:
             self._saw(What.FAILED, error)
             return error
         if self.teardown.cause is None and self.hub.is_iwarp and not self.loop.has_ended:
-            # An iWARP device flushes when the peer closes, and the CM event may be pending. (On RoCE
-            # the order says who has failed: see _handle_event.)
+            # An iWARP device flushes when the peer closes, and the CM event may be pending. (On
+            # RoCE the order says who has failed: see _handle_event.)
             self._polls_events = True
             try:
                 self.reactor.poll_events()

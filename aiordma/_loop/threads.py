@@ -37,6 +37,7 @@ __all__ = (
     "Calls",
     "Lane",
     "Once",
+    "calls_under_way",
     "close_unwanted",
     "in_thread",
     "outwait",
@@ -86,6 +87,11 @@ class Lane:
         self._queue: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._lock = RLock()  # a finalizer can submit a call where this thread holds it
         self._calls = self._workers = self._abandoned = 0
+
+    @property
+    def calls(self) -> int:
+        """How many calls wait or run, in any thread."""
+        return self._calls if self._process == here.pid else 0
 
     def submit(self, run: Callable[[], None]) -> Callable[[], bool]:
         """Run a function in a worker thread. It must not raise.
@@ -195,6 +201,11 @@ them."""
 
 DESTROYS = Lane(16)
 """Calls that close or destroy an object. None of them waits for a call of any lane."""
+
+
+def calls_under_way() -> int:
+    """Return how many calls of all event loops wait for a worker or run."""
+    return sum(lane.calls for lane in (PEERS, CREATES, ACCEPTS, DESTROYS))
 
 
 def start_call(

@@ -23,9 +23,9 @@ from typing import Any
 import anyio
 
 import aiordma
-from aiordma._runtime.reactor import close_unused_reactors
 from aiordma.testing import software_objects
 from tests.conftest import BACKENDS
+from tests.internals import close_unused_reactors
 
 HOST = "127.0.0.1"
 GROUP = "239.1.2.3"

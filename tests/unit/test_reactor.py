@@ -19,6 +19,7 @@ from aiordma._loop.event_loop import EventLoop, current_event_loop
 from aiordma._loop.threads import Once
 from aiordma._runtime import reactor as reactor_module
 from aiordma._runtime.reactor import DESTROYS_AT_ONCE, Reactor, current_reactors, reactor_of
+from tests.internals import close_if_unused
 from tests.unit.loops import Work, settle, until
 
 PLAYED = Provider("played", None)
@@ -74,7 +75,7 @@ async def close(reactor: Reactor) -> None:
     for key in (1, 2):
         reactor.unsubscribe(identifier(key))
     with anyio.fail_after(20):
-        await reactor.aclose_if_unused()
+        await close_if_unused(reactor)
     assert reactor.ended
 
 
@@ -255,7 +256,7 @@ async def test_an_identifier_that_waits_for_an_event_keeps_it_open(channel: Chan
     """A connect that resolves its address is no object yet."""
     reactor = make(channel)
     reactor.subscribe(identifier(1), lambda _: None)
-    await reactor.aclose_if_unused()
+    await close_if_unused(reactor)
     assert not reactor.ended
     await close(reactor)
 
@@ -279,12 +280,12 @@ async def test_it_stays_open_for_its_objects_and_for_a_destruction_under_way(
 ) -> None:
     reactor, work = make(channel), Work()
     used = Closable(reactor)
-    await reactor.aclose_if_unused()
+    await close_if_unused(reactor)
     assert not reactor.ended
     used.leave()
     reactor.destroy(work, ignore)
     await until(work.started.is_set)
-    await reactor.aclose_if_unused()
+    await close_if_unused(reactor)
     assert not reactor.ended
     work.may_end.set()
     await close(reactor)

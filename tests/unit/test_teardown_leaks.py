@@ -267,6 +267,7 @@ BROKEN = """
 import socket
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._runtime.reactor import current_reactors
+from tests.internals import close_if_unused
 
 async def broken_listener():
     listener = await open_listener()
@@ -352,7 +353,7 @@ async def main():
             await one.send(b"hello")
             assert await other.receive() == b"hello"
         for reactor in current_reactors():
-            await reactor.aclose_if_unused()
+            await close_if_unused(reactor)
         left = software_objects()
         del left["sockets"]
         assert not any(each for kind, each in left.items() if kind != "contexts"), left
