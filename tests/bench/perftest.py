@@ -17,7 +17,7 @@ SECONDS = 20.0
 
 MEBIBYTE = 1 << 20
 
-_ports = itertools.count(20000 + os.getpid() % 12000)
+_ports = itertools.count(22000 + os.getpid() % 10000)
 
 
 def free_port() -> str:

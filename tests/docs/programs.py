@@ -16,8 +16,9 @@ from tests.internals import SOFTWARE
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-PORT = 10000 + os.getpid() % 20000
-"""What stands for the pages' 7471: another run on this machine may be at the same page."""
+PORT = 10000 + os.getpid() % 10000
+"""What stands for the pages' 7471: another run on this machine may be at the same page.
+Tests with C programs have the ports from 20000 on, and the benchmarks those from 22000 on."""
 ROLES = ("server", "client", "alone", "conftest", "test")
 
 _BLOCK = re.compile(r"^```(\w*)[ ]*(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -267,7 +267,6 @@ BROKEN = """
 import socket
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._runtime.reactor import current_reactors
-from tests.internals import close_if_unused
 
 async def broken_listener():
     listener = await open_listener()
@@ -360,6 +359,7 @@ async def main():
         assert left["contexts"] <= 1, left  # the connection manager's
 
 from aiordma._runtime.reactor import current_reactors
+from tests.internals import close_if_unused
 run("asyncio", main)
 """
 
