@@ -330,7 +330,7 @@ def test_anyios_own_socket_stream_closes_in_order() -> None:
 def uvicorn_program() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run uvicorn's command line in a process; yields it and its URL."""
     loop = ["--loop", "aiordma.streams:new_event_loop"]
-    where = ["--host", ADDRESS, "--port", str(10000 + os.getpid() % 20000)]
+    where = ["--host", ADDRESS, "--port", str(10000 + os.getpid() % 10000)]
     with subprocess.Popen(
         [*python(), "-m", "uvicorn", *loop, *where, "tests.device.asgi_program:app"],
         stderr=subprocess.PIPE,
