@@ -18,7 +18,7 @@ from aiordma.bench.processes import Ports, announcing
 
 async def serve(host: str, device: str) -> None:
     """Serve until cancelled."""
-    async with await listen(host, 0, device=device) as listener:
+    async with await listen(host, 0, device=device, backlog=256) as listener:
         print(json.dumps(listener.port), flush=True)
         await listener.serve(_echo)
 
