@@ -19,7 +19,8 @@ async def main(host: str) -> None:
     async with await start_server(shout, host, 0) as server:
         reader, writer = await open_connection(*server.sockets[0].getsockname())
         writer.write(b"hello\n")
-        print(await reader.readline())
+        writer.write_eof()
+        print(await reader.read())
         writer.close()
         await writer.wait_closed()
 

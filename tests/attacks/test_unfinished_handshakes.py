@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 
 import anyio
 import pytest
@@ -77,6 +78,12 @@ def silent_server(said: bytes, *, accepts: bool = True) -> Iterator[int]:
                 filler.setblocking(False)
                 filler.connect_ex((HOST, port))
         yield port
+
+
+def left_by_peers(port: int) -> int:
+    """Return how many TCP connections to a port are open on its side only (CLOSE_WAIT)."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(local.endswith(f":{port:04X}") and state == "08" for _, local, _, state, *_ in lines)
 
 
 @pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
@@ -153,5 +160,8 @@ def test_requests_of_peers_that_left_do_not_stay() -> None:
         for _ in range(100):
             with raw_socket(victim.port) as peer:
                 peer.sendall(REQUEST)
+        deadline = time.monotonic() + PATIENCE
+        while left_by_peers(victim.port) and time.monotonic() < deadline:
+            time.sleep(0.05)
         with GoodClient(victim.port) as client:
             client.must_progress()
