@@ -209,7 +209,16 @@ class ConnectionRequest:
         )
         accept = ConnectionRequest.accept
         chosen = ConnectionOptions._chosen(accept, options, keywords, self._options)
-        connection = await self._prepare(chosen, self._choice(domain, "accept"))
+        return await self._open(private_data, chosen, self._choice(domain, "accept"))
+
+    async def _open(
+        self,
+        private_data: bytes,
+        options: ConnectionOptions | None = None,
+        choice: DomainChoice | None = None,
+    ) -> Connection:
+        """Do the work of `accept`. None: the listener's options and domain."""
+        connection = await self._prepare(options or self._options, choice or self._receives.domain)
         await connection._establish(private_data)
         return connection
 

@@ -1,10 +1,9 @@
-"""The concurrent handshakes of a listener's `accept()`, and the bound of those of `serve()`: a peer
-that does not finish its handshake does not delay other peers.
+"""The concurrent handshakes of a listener: a peer that does not finish its handshake does not delay
+other peers.
 
-Each handshake of `accept` runs in a task of the listener, because it can outlast the call that
-began it: that call may be cancelled, or return another peer. The next call returns a connection
-that is established then. When the listener is closed, it ends all handshakes, and waits for their
-end.
+Each handshake runs in a task of the listener, because it can outlast the call that began it: that
+call may be cancelled, or return another peer. The next call returns a connection that is
+established then. When the listener is closed, it ends all handshakes, and waits for their end.
 """
 
 import logging
@@ -12,19 +11,15 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-import anyio
-
-from aiordma._base.errors import ClosedError, cause_text
+from aiordma._base.errors import cause_text
 from aiordma._base.fair_queue import FairQueue, source_of
-from aiordma._base.opening import opens
 from aiordma._base.origin import origin
-from aiordma._base.socket_address import SocketAddress, address_text
+from aiordma._base.socket_address import address_text
 from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
 from aiordma._loop.event_loop import EventLoop, Timer, Waiter
-from aiordma._loop.threads import Once, outwait
 
-__all__ = ("Acceptance", "Handshakes", "ServedHandshakes")
+__all__ = ("Acceptance", "Handshakes")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -42,92 +37,12 @@ MOST_HANDSHAKES = 128
 """The maximum number of handshakes in progress. To begin one more, that of a slow peer is ended."""
 
 
-class _Waits:
-    """Counts the looks at a handshake at which it waited for the peer."""
-
-    def __init__(self, request: ConnectionRequest) -> None:
-        self._request = request
-        self._count = 0
-        self._were_too_many = False
-
-    def count(self) -> None:
-        """Count a look. Call this once the pending CM events have been delivered."""
-        self._count += self._request._waits_for_peer
-        self._were_too_many = self._count >= SLOW_LOOKS
-
-    @property
-    def are_too_many(self) -> bool:
-        """Whether the peer is slow. It was at the last look: its last event may be pending now."""
-        return self._were_too_many and self._request._waits_for_peer
-
-
-class ServedHandshakes:
-    """The handshakes that `serve` has in progress, each in its own task. If there are too many, the
-    oldest of a slow peer of the address with the most is ended.
-
-    Args:
-        after_events: calls a function once the pending CM events have been delivered.
-    """
-
-    def __init__(self, after_events: Callable[[Callable[[], None]], None]) -> None:
-        self._after_events = after_events
-        self._running: FairQueue[ConnectionRequest] = FairQueue()
-        self._waits: dict[ConnectionRequest, _Waits] = {}
-        self._ended: anyio.Event | None = None  # if a task waits
-
-    def __len__(self) -> int:
-        return len(self._running)
-
-    async def room(self) -> None:
-        """Wait until one more handshake may begin: there are few, or `begin` ends one."""
-        while len(self._running) >= MOST_HANDSHAKES and self._victim() is None:
-            self._ended = anyio.Event()
-            with anyio.move_on_after(LOOK_SECONDS) as look:
-                await self._ended.wait()
-            if look.cancelled_caught:
-                looked = anyio.Event()
-                self._after_events(partial(self._look, looked))
-                await looked.wait()
-
-    def begin(self, request: ConnectionRequest) -> None:
-        """Count a handshake, until `end`."""
-        victim = self._victim() if len(self._running) >= MOST_HANDSHAKES else None
-        if victim is not None:
-            _log_victim(victim)
-            self.end(victim)
-            victim._abandon()
-        self._running.append(request, source_of(request.peer_address))
-        self._waits[request] = _Waits(request)
-
-    def end(self, request: ConnectionRequest) -> None:
-        """Count a handshake no longer. Idempotent."""
-        if request in self._running:
-            self._running.remove(request)
-            del self._waits[request]
-            if self._ended is not None:
-                self._ended.set()
-
-    def _look(self, looked: anyio.Event) -> None:
-        for waits in self._waits.values():
-            waits.count()
-        looked.set()
-
-    def _victim(self) -> ConnectionRequest | None:
-        return self._running.greediest(lambda each: self._waits[each].are_too_many)
-
-
-def _log_victim(request: ConnectionRequest) -> None:
-    peer = address_text(request.peer_address)
-    logger.info(
-        "%s did not finish its handshake, and gave way to another peer", peer, extra={"peer": peer}
-    )
-
-
 class _Caller:
     """A call that waits for a connection."""
 
-    def __init__(self, private_data: bytes, waiter: Waiter) -> None:
+    def __init__(self, private_data: bytes, takes_all: bool, waiter: Waiter) -> None:
         self.private_data = private_data
+        self.takes_all = takes_all
         self.waiter = waiter
         self.origin = origin()
         self.result: Acceptance | None = None
@@ -136,45 +51,30 @@ class _Caller:
 class Acceptance:
     """The handshake of one peer, until its connection is returned or its error is raised."""
 
-    def __init__(self, loop: EventLoop, request: ConnectionRequest, private_data: bytes) -> None:
+    def __init__(self, request: ConnectionRequest, private_data: bytes) -> None:
         self.request = request
         self.private_data = private_data
         self.looks = 0
-        self.waits = _Waits(request)
-        self.is_adopted = False
+        self.waits = 0  # looks at which it waited for the peer
         self.was_ended = False  # by the listener
-        self.returned = Once(loop)
         self.connection: Connection | None = None
         self.error: Exception | None = None
 
     @property
-    def peer_address(self) -> SocketAddress | None:
-        """The peer's (host, port)."""
-        return self.request.peer_address
+    def peer(self) -> str:
+        """The peer's address, as in messages."""
+        return address_text(self.request.peer_address)
 
     @property
     def is_slow(self) -> bool:
         """Whether another may begin beside it."""
         return self.looks >= SLOW_LOOKS
 
-    @opens
-    async def accept(self) -> Connection:
-        """Wait until the connection is established, and return it. For an adopted handshake, once.
-
-        Raises:
-            RdmaConnectionError: the peer has withdrawn, or did not finish in time.
-
-        Cancellation: the peer is disconnected, and nothing is left.
-        """
-        try:
-            await self.returned.wait()
-        except BaseException:
-            self.request._abandon()
-            await outwait(self.returned)
-            if self.connection is not None:
-                await self.connection.aclose()
-            raise
-        return self.take()
+    @property
+    def has_slow_peer(self) -> bool:
+        """Whether it may give way to another peer. The peer's last event may be pending now: it was
+        slow at the last look, and is waited for now."""
+        return self.waits >= SLOW_LOOKS and self.request._waits_for_peer
 
     def take(self) -> Connection:
         """Return the connection, or raise the error. Call this once."""
@@ -183,15 +83,10 @@ class Acceptance:
         try:
             if error is not None:
                 raise error
-            if connection is None:
-                raise ClosedError(f"accept {address_text(self.peer_address)}: it was cancelled")
+            assert connection is not None
             return connection
         finally:
             del error  # its traceback holds this frame
-
-
-async def _accept(request: ConnectionRequest, private_data: bytes) -> Connection:
-    return await request.accept(private_data=private_data)
 
 
 class Handshakes:
@@ -225,25 +120,26 @@ class Handshakes:
         self._is_closed = False
         self._timer: Timer | None = None
         self._counting = False  # once the pending CM events have been delivered
-        self.takes_all = False
-        """Whether the calls of `accept` take all peers, so that handshakes are begun for all that
-        wait, as `serve` of a listener does."""
-        self.establish: Callable[[ConnectionRequest, bytes], Awaitable[Connection]] = _accept
+        self.establish: Callable[[ConnectionRequest, bytes], Awaitable[Connection]] = (
+            ConnectionRequest._open
+        )
         """Answers a request, and returns the established connection."""
 
     def __len__(self) -> int:
         return len(self._running) + len(self._finished)
 
-    async def accept(self, private_data: bytes) -> Connection | None:
-        """Return the connection of the first peer that is established; None after `release`.
+    async def accept(self, private_data: bytes, *, takes_all: bool) -> Acceptance | None:
+        """Return the first handshake that has ended, to be taken; None after `release`.
 
-        Raises:
-            RdmaConnectionError: as of ConnectionRequest.accept.
+        Args:
+            private_data: what the peer is sent.
+            takes_all: the caller takes all peers, one after the other: begin the handshakes of all
+                that wait.
 
         Cancellation: handshakes in progress continue, for the next call.
         """
         self._end_others(private_data)
-        caller = _Caller(private_data, self._loop.waiter())
+        caller = _Caller(private_data, takes_all, self._loop.waiter())
         self._callers.append(caller)
         try:
             self.advance()
@@ -257,16 +153,16 @@ class Handshakes:
                 if self._is_closed:
                     self.close()  # it was not there to be closed
             raise
-        return None if caller.result is None else caller.result.take()
+        return caller.result
 
     def advance(self) -> None:
         """Pass finished handshakes to waiting calls, and begin new ones. Call this after every
         change."""
         if self._finished:
             self._hand_over()
-        while self._callers and self._requests and self._has_room():
+        while self._callers and self._requests:
             caller = self._next_caller()
-            if caller is None:
+            if caller is None or not self._make_room():
                 break
             self._begin(self._requests.popleft(), caller)
         if self._running:
@@ -285,54 +181,52 @@ class Handshakes:
             self._end(handshake)
         self.release()
 
-    def adopt(self) -> list[Acceptance]:
-        """Return the handshakes that earlier calls left, in progress or finished; none while a call
-        waits. They then belong to the caller, which accepts each."""
-        adopted = [] if self._callers else [*self._running, *self._finished]
-        for handshake in adopted:
-            handshake.is_adopted = True
-            self._forget(handshake)
-        return adopted
-
     # -- beginning handshakes -----------------------------------------------------------------
 
     def _next_caller(self) -> _Caller | None:
         """Return the call that the next handshake is for, if one may begin. For each call there is
         one handshake that is not slow, and one more for each slow handshake. So the number of
-        handshakes doubles while all are slow. With `takes_all`, there is no such limit."""
-        if self.takes_all and self._callers:
-            return self._callers[0]
+        handshakes doubles while all are slow. A caller that takes all peers has no such limit."""
+        for caller in self._callers:
+            if caller.takes_all:
+                return caller
         wanted = Counter(caller.private_data for caller in self._callers)
         for handshake in self._running:
             if handshake.private_data in wanted:
                 wanted[handshake.private_data] += 1 if handshake.is_slow else -1
         return next((each for each in self._callers if wanted[each.private_data] > 0), None)
 
-    def _has_room(self) -> bool:
-        return len(self._running) < MOST_HANDSHAKES or self._victim() is not None
-
-    def _victim(self) -> Acceptance | None:
-        return self._running.greediest(lambda each: each.waits.are_too_many)
+    def _make_room(self) -> bool:
+        """Return whether one more handshake may begin. If there are too many, one of a slow peer is
+        ended for it."""
+        if len(self._running) < MOST_HANDSHAKES:
+            return True
+        victim = self._running.greediest(lambda each: each.has_slow_peer)
+        if victim is None:
+            return False
+        peer = victim.peer
+        text = "%s did not finish its handshake, and gave way to another peer"
+        logger.info(text, peer, extra={"peer": peer})
+        self._end(victim)
+        return True
 
     def _begin(self, request: ConnectionRequest, caller: _Caller) -> None:
-        victim = self._victim() if len(self._running) >= MOST_HANDSHAKES else None
-        if victim is not None:
-            _log_victim(victim.request)
-            self._end(victim)
         request._origin = caller.origin or request._origin
-        handshake = Acceptance(self._loop, request, caller.private_data)
+        handshake = Acceptance(request, caller.private_data)
         self._running.append(handshake, source_of(request.peer_address))
         self._loop.spawn(partial(self._run, handshake), "aiordma: a handshake")
 
     def _look_later(self) -> None:
-        """Look at the handshakes in progress, after a while, if it can matter: one of them is not
-        slow yet, or a request and a call wait for room."""
+        """Look at the handshakes in progress, after a while, if it can matter: a request and a call
+        wait for room, or for a handshake that is not slow yet."""
         if self._timer is not None:
             return
-        is_full = len(self._running) >= MOST_HANDSHAKES
-        if (is_full and self._requests and self._callers) or any(
-            not handshake.is_slow for handshake in self._running
-        ):
+        if len(self._running) >= MOST_HANDSHAKES:
+            matters = bool(self._requests and self._callers)
+        else:
+            takes_all = any(caller.takes_all for caller in self._callers)
+            matters = not takes_all and not all(each.is_slow for each in self._running)
+        if matters:
             self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
@@ -347,7 +241,7 @@ class Handshakes:
     def _count_waits(self) -> None:
         self._counting = False
         for handshake in self._running:
-            handshake.waits.count()
+            handshake.waits += handshake.request._waits_for_peer
 
     # -- ending handshakes --------------------------------------------------------------------
 
@@ -360,13 +254,12 @@ class Handshakes:
         except Exception as error:
             handshake.error = error
         finally:
-            handshake.returned.set()
             self._call_returned(handshake)
 
     def _call_returned(self, handshake: Acceptance) -> None:
         if handshake.was_ended:
             self._on_left()
-        elif not handshake.is_adopted:
+        else:
             self._forget(handshake)
             if handshake.connection is not None or handshake.error is not None:
                 self._finished.append(handshake)
@@ -383,7 +276,7 @@ class Handshakes:
                 caller.waiter.wake()
             elif handshake.error is not None:
                 self._finished.remove(handshake)
-                peer, text = address_text(handshake.peer_address), cause_text(handshake.error)
+                peer, text = handshake.peer, cause_text(handshake.error)
                 logger.info("%s was not accepted: %s", peer, text, extra={"peer": peer})
 
     def _end_others(self, private_data: bytes) -> None:

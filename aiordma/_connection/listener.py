@@ -52,7 +52,7 @@ from aiordma._base.weak_items import WeakItems
 from aiordma._connection.connection import Connection, ConnectionInfo
 from aiordma._connection.connection_request import ConnectionRequest, RequestTally
 from aiordma._connection.domain import DomainArgument
-from aiordma._connection.handshakes import Acceptance, Handshakes, ServedHandshakes
+from aiordma._connection.handshakes import Acceptance, Handshakes
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_source import ListenerReceives
@@ -351,7 +351,6 @@ class Listener(AbstractListener[Connection]):
             self._count_leaving,
             self._has_left,
         )
-        self._served = ServedHandshakes(reactor.after_events)
         self._teardown = Teardown(reactor, self)
         reactor.subscribe(identifier, self._handle)
 
@@ -423,7 +422,7 @@ class Listener(AbstractListener[Connection]):
         request._origin = self._teardown.origin
         self._requests.append(request, source)
         self._handshakes.advance()
-        if self._requests and self._waiters:
+        if self._waiters and self._requests:
             self._waiters.popleft().wake()
 
     def _has_room(self, source: bytes) -> bool:
@@ -575,14 +574,19 @@ class Listener(AbstractListener[Connection]):
         private_data = check_private_data(
             private_data, MAX_ACCEPT_PRIVATE_DATA, "an accept", "accept"
         )
+        return (await self._accept(private_data)).take()
+
+    async def _accept(self, private_data: bytes = b"", *, takes_all: bool = False) -> Acceptance:
+        """Return the next handshake that has ended, to be taken. With `takes_all`, the handshakes
+        of all peers that wait are begun."""
         require_same_process(self._process, self)
         require_here(self._reactor.loop, self)
-        if self._has_ended:
+        accepted = None
+        if not self._has_ended:
+            accepted = await self._handshakes.accept(private_data, takes_all=takes_all)
+        if accepted is None:
             raise self._end_error()
-        connection = await self._handshakes.accept(private_data)
-        if connection is None:
-            raise self._end_error()
-        return connection
+        return accepted
 
     async def serve(
         self,
@@ -627,47 +631,24 @@ class Listener(AbstractListener[Connection]):
             await self._serve(handler, own)
 
     async def _serve(self, handler: Callable[[Connection], Any], group: TaskGroup) -> None:
-        self._adopt(handler, group)
         with suppress(ClosedError):
             while True:
-                await self._served.room()
                 # In no variable, which would keep the last peer's connection until the next peer.
-                self._start_handling(group, await self.request(), handler)
-
-    def _adopt(self, handler: Callable[[Connection], Any], group: TaskGroup) -> None:
-        """Handle the connections of earlier calls of `accept`."""
-        for handshake in self._handshakes.adopt():
-            self._start_handling(group, handshake, handler)
-
-    def _start_handling(
-        self,
-        group: TaskGroup,
-        accepting: ConnectionRequest | Acceptance,
-        handler: Callable[[Connection], Any],
-    ) -> None:
-        request = accepting.request if isinstance(accepting, Acceptance) else accepting
-        self._served.begin(request)
-        group.start_soon(self._handle_one, accepting, request, handler)
+                group.start_soon(self._handle_one, await self._accept(takes_all=True), handler)
 
     async def _handle_one(
-        self,
-        accepting: ConnectionRequest | Acceptance,
-        request: ConnectionRequest,
-        handler: Callable[[Connection], Awaitable[Any]],
+        self, accepted: Acceptance, handler: Callable[[Connection], Awaitable[Any]]
     ) -> None:
+        peer = accepted.peer
         try:
-            async with accepting.accept() as connection:
-                self._served.end(request)
+            async with accepted.take() as connection:
                 try:
                     await handler(connection)
                 except Exception as error:
                     # Before the close, which sets the cause of a connection that works.
-                    _log_failure(error, address_text(request.peer_address), connection)
+                    _log_failure(error, peer, connection)
         except Exception as error:
-            if not request._abandoned:  # else it gave way to another peer, which was logged
-                _log_failure(error, address_text(request.peer_address))
-        finally:
-            self._served.end(request)
+            _log_failure(error, peer)
 
     async def aclose(self) -> None:
         """Stop listening, and reject the waiting peers. Accepted connections stay open. Idempotent.

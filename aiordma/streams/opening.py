@@ -3,7 +3,7 @@
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 
@@ -462,7 +462,7 @@ class StreamListener(AnyListener[Stream]):
         """
         while True:
             try:
-                return await self._accept()
+                return await self._accept(takes_all=True)
             except (EventLoopError, ForkError):
                 raise
             except Exception as error:
@@ -474,8 +474,8 @@ class StreamListener(AnyListener[Stream]):
                 if isinstance(error, VerbsCallError):
                     await anyio.sleep(ACCEPT_AGAIN_SECONDS)
 
-    async def _accept(self) -> tuple[Connection, Rsocket]:
-        connection = await self._listener.accept()
+    async def _accept(self, *, takes_all: bool = False) -> tuple[Connection, Rsocket]:
+        connection = (await self._listener._accept(takes_all=takes_all)).take()
         return connection, self._rsockets.pop(connection)
 
     async def serve(
@@ -506,16 +506,10 @@ class StreamListener(AnyListener[Stream]):
             await self._serve(handler, own)
 
     async def _serve(self, handler: Callable[[Stream], Awaitable[Any]], group: TaskGroup) -> None:
-        handshakes = self._listener._handshakes
-        handshakes.takes_all = True
-        try:
+        with suppress(ClosedError):
             while True:
                 # In no variable, which would keep the last peer's connection until the next peer.
                 group.start_soon(self._handle, Stream(*await self._accept_any()), handler)
-        except ClosedError:
-            return
-        finally:
-            handshakes.takes_all = False
 
     async def _handle(self, stream: Stream, handler: Callable[[Stream], Awaitable[Any]]) -> None:
         async with stream:

@@ -147,7 +147,6 @@ class StreamServer(asyncio.AbstractServer):
         if not self._accepting:
             for listener in self._listeners:
                 listener._listener._is_serving = True
-                listener._listener._handshakes.takes_all = True
             self._accepting = [
                 self._loop.create_task(self._accept(listener)) for listener in self._listeners
             ]
