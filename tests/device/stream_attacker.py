@@ -10,14 +10,9 @@ import anyio
 import aiordma
 from aiordma import Access, Connection, MemorySlice, RemoteMemory, WorkRequest
 from aiordma.streams import Stream, StreamListener, connect_stream, listen_stream
-from aiordma.streams.protocol import (
-    GRANT_BYTES,
-    TABLE_ENTRIES,
-    Hello,
-    Operation,
-    immediate_of,
-)
+from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
 from tests.devices import ADDRESS, DeviceUnderTest
+from tests.fuzz.model_protocol import Operation, immediate_of
 
 RING = 128 * 1024
 TABLE = TABLE_ENTRIES * GRANT_BYTES

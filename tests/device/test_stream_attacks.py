@@ -29,7 +29,7 @@ from aiordma.streams import (
     listen_stream,
 )
 from aiordma.streams.opening import StreamSettings
-from aiordma.streams.protocol import GRANT_BYTES, Control, Hello, Operation, immediate_of
+from aiordma.streams.protocol import GRANT_BYTES, Hello
 from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
 from tests.device.players import one_loop
 from tests.device.silent_peer import silent_peer
@@ -44,6 +44,7 @@ from tests.device.stream_attacker import (
     serving,
 )
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
+from tests.fuzz.model_protocol import Control, Operation, immediate_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -453,12 +453,12 @@ async def test_wrong_arguments_are_refused_and_nothing_is_lost() -> None:
 
 @one_loop
 async def test_serving_ends_when_the_device_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def removed(*_: object) -> None:
+    async def removed(**_: object) -> None:
         listener._listener._failure = aiordma.DeviceRemovedError("the device was removed")
         raise listener._listener._failure
 
     async with listen_stream(ADDRESS) as listener:
-        monkeypatch.setattr(listener._listener, "accept", removed)
+        monkeypatch.setattr(listener._listener, "_accept", removed)
         with pytest.raises(ExceptionGroup) as caught, anyio.fail_after(10):
             await listener.serve(Stream.aclose)
         assert isinstance(caught.value.exceptions[0], aiordma.DeviceRemovedError)
@@ -476,9 +476,9 @@ async def test_serving_goes_on_after_a_shortage(
         ValueError("queue_depth exceeds a limit of the peer's device"),
     ]
     expected = [str(error) for error in errors]
-    accept = aiordma.Listener.accept
+    accept = aiordma.Listener._accept
 
-    async def failing(*_: object) -> aiordma.Connection:
+    async def failing(**_: object) -> Any:
         if errors:
             raise errors.pop(0)
         await listener.aclose()
@@ -486,7 +486,7 @@ async def test_serving_goes_on_after_a_shortage(
 
     monkeypatch.setattr("aiordma.streams.opening.ACCEPT_AGAIN_SECONDS", 0.01)
     async with listen_stream(ADDRESS) as listener:
-        monkeypatch.setattr(listener._listener, "accept", failing)
+        monkeypatch.setattr(listener._listener, "_accept", failing)
         with caplog.at_level("INFO", "aiordma"):
             await listener.serve(Stream.aclose)
     assert [record.levelname for record in caplog.records] == [

@@ -16,11 +16,11 @@ from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.connection import Connection
 from aiordma._requests.request import WorkRequest
 from aiordma.streams.path import CONTROL_SLOTS, TRANSFER_BYTES, WORD_BYTES, Memory
-from aiordma.streams.protocol import (
-    GRANT_BYTES,
-    TABLE_ENTRIES,
+from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
+from aiordma.streams.rsocket import Rsocket
+from aiordma.verbs.memory import MemorySlice
+from tests.fuzz.model_protocol import (
     Control,
-    Hello,
     Operation,
     Receiver,
     Sender,
@@ -29,8 +29,6 @@ from aiordma.streams.protocol import (
     operation_of,
     unpack_grant,
 )
-from aiordma.streams.rsocket import Rsocket
-from aiordma.verbs.memory import MemorySlice
 
 __all__ = ("ModelPath",)
 

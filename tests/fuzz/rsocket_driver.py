@@ -23,16 +23,11 @@ from aiordma._base.errors import DisconnectedError, StreamProtocolError
 from aiordma._loop.event_loop import EventLoop
 from aiordma.streams.path import CONTROL_SLOTS, TRANSFER_BYTES, WORD_BYTES
 from aiordma.streams.path import Memory as StreamMemory
-from aiordma.streams.protocol import (
-    GRANT_BYTES,
-    TABLE_ENTRIES,
-    Hello,
-    Operation,
-    operation_of,
-)
+from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs import AtomicCapability, WorkCompletionOpcode
 from tests.fuzz.model_path import ModelPath
+from tests.fuzz.model_protocol import Operation, operation_of
 
 __all__ = ("Bytes", "Play", "World", "compare", "run", "run_both", "start")
 

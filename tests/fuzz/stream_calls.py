@@ -20,10 +20,11 @@ from anyio import BusyResourceError, EndOfStream
 
 from aiordma._base.errors import RdmaError
 from aiordma._loop.event_loop import EventLoop, current_event_loop
-from aiordma.streams.protocol import GRANT_BYTES, Control, Operation
+from aiordma.streams.protocol import GRANT_BYTES
 from aiordma.streams.rsocket import Rsocket
 from aiordma.streams.stream import Stream
 from tests.fuzz.engine_world import EngineWorld
+from tests.fuzz.model_protocol import Control, Operation
 from tests.fuzz.rsocket_driver import RING, Bytes, Play, World, compare, start
 
 __all__ = ("run_calls",)

@@ -33,11 +33,11 @@ from aiordma import Connection, RemoteMemory, WorkRequest
 from aiordma.cli.copying import FileReceiver
 from aiordma.streams import Stream, connect_stream, listen_stream, opening
 from aiordma.streams.path import Memory
-from aiordma.streams.protocol import Operation, operation_of
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs.memory import MemorySlice
 from tests.devices import ADDRESS, DEVICE
 from tests.fuzz.model_path import ModelPath
+from tests.fuzz.model_protocol import Operation, operation_of
 from tests.interop.programs import free_port, running
 from tests.interop.test_rspreload import LIBRARY, SCRIPT
 from tests.interop.test_rstream import answer, ask, work

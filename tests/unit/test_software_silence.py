@@ -48,10 +48,10 @@ async def main():
     async with connected("127.0.0.1") as (client, server):
         memory = server.register(bytearray(1 << 22), aiordma.Access.REMOTE_READ).remote()
         into = client.register(bytearray(1 << 22))
-        reading = asyncio.gather(*[read_on(client, memory, into) for _ in range(4)])
+        reading = asyncio.gather(*[read_on(client, memory, into) for _ in range(16)])
         receiving = asyncio.create_task(server.receive())
         await asyncio.sleep(0.2)
-        ip("link set lo down")
+        await asyncio.to_thread(ip, "link set lo down")  # while there are READs to answer
         await asyncio.wait([reading, receiving], timeout=30)
         print(type(reading.exception()).__name__, type(receiving.exception()).__name__)
 

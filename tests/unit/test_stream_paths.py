@@ -14,11 +14,12 @@ from aiordma import DisconnectedError, RemoteMemory
 from aiordma._loop.event_loop import current_event_loop
 from aiordma.streams import Stream
 from aiordma.streams.path import WORD_BYTES
-from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Control, Hello, Operation
+from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs import WorkCompletionOpcode
 from aiordma.verbs.memory import MemorySlice
 from tests.fuzz.engine_world import EngineWorld
+from tests.fuzz.model_protocol import Control, Operation
 from tests.fuzz.rsocket_driver import DEPTH, RING, TABLE_ADDRESS, TABLE_KEY, World
 
 TABLE = RemoteMemory(TABLE_ADDRESS, TABLE_ENTRIES * GRANT_BYTES, TABLE_KEY)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from aiordma import RemoteMemory
-from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Control, Hello, Operation
+from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs import WorkCompletionOpcode
 from tests.fuzz.engine_world import EngineWorld
+from tests.fuzz.model_protocol import Control, Operation
 from tests.fuzz.rsocket_driver import DEPTH, RING, TABLE_ADDRESS, TABLE_KEY, World
 
 WRAP = 1 << 16

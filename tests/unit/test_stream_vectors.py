@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from aiordma import RemoteMemory
-from aiordma.streams.protocol import GRANT_BYTES, Control, Hello, Operation, operation_of
+from aiordma.streams.protocol import GRANT_BYTES, Hello
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs import WorkCompletionOpcode
 from tests.fuzz.engine_world import EngineWorld
+from tests.fuzz.model_protocol import Control, Operation, operation_of
 from tests.fuzz.rsocket_driver import World
 
 VECTORS = sorted(Path(__file__).with_name("vectors").glob("*.jsonl"))

@@ -1,6 +1,6 @@
 /*
  * The data path of a byte stream: rsockets' protocol without Python code. streams/protocol.py
- * describes the protocol. tests/fuzz/model_path.py is the oracle of this file.
+ * describes it, and has the handshake. tests/fuzz/model_path.py is the oracle of this file.
  *
  * Python's Rsocket (streams/rsocket.py) makes the path, and is its owner, to which errors are
  * reported. What a peer sends is checked here, and nothing is written outside of the memory that the
@@ -332,7 +332,7 @@ void engine_stream_post_receive(StreamPath *path, uint32_t number)
         engine_watch_over(port->drain);
 }
 
-/* -- what we may send (Sender in protocol.py) ------------------------------------------------ */
+/* -- what we may send -------------------------------------------------------------------------- */
 
 /* How many bytes the next message may have; 0 without a credit or a grant. */
 static Py_ssize_t room(const StreamPath *path)
@@ -385,7 +385,7 @@ static int set_limit(StreamPath *path, uint32_t value)
     return 1;
 }
 
-/* -- what the peer may send (Receiver in protocol.py) ---------------------------------------- */
+/* -- what the peer may send -------------------------------------------------------------------- */
 
 /* Count a message with data that has arrived. Returns whether the peer was allowed to send it. */
 static int add(StreamPath *path, uint32_t length)
