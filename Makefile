@@ -62,7 +62,7 @@ sanitize: venv
 	done; exit $$status
 
 ## make fuzz            what reads a peer's bytes, under libFuzzer with sanitizers; RUNS=inputs
-RUNS ?= $(or $(FUZZ_RUNS),10000000)
+RUNS ?= 10000000
 fuzz: venv
 	@.venv/bin/pip install -qq 'atheris>=3.0'
 	@.venv/bin/python -m tests.fuzz $(RUNS)

@@ -17,7 +17,6 @@ __all__ = (
     "ConnectionOptions",
     "check_queue",
     "refuses",
-    "unknown_parameter",
 )
 
 Parameters = ParamSpec("Parameters")
@@ -240,19 +239,26 @@ class ConnectionOptions:
             object.__setattr__(self, name, chosen)
 
     @classmethod
-    def _of(cls, call: Callable[..., object], keywords: Mapping[str, Any]) -> Self:
-        """Return the options from a function's keyword arguments. The errors name the function.
+    def _of(
+        cls,
+        call: Callable[..., object],
+        permitted: Iterable[str],
+        keywords: Mapping[str, Any],
+        **needed: Any,
+    ) -> Self:
+        """Return the options from a function's keyword arguments, and what the function needs. The
+        errors name the function.
 
         Raises:
-            TypeError: an option is unknown, and the message has the nearest name; or an option is
-                not a number.
+            TypeError: an option is not permitted, and the message has the nearest name; or an
+                option is not a number.
             ValueError: an option is out of range.
         """
         for name, value in keywords.items():
-            if name not in _DEFAULTS:
-                raise unknown_parameter(name, call, _DEFAULTS)
+            if name not in permitted:
+                raise _unknown_parameter(name, call, permitted)
             _checked(name, value, call.__name__)
-        return cls(**keywords)
+        return cls(**keywords, **needed)
 
     @classmethod
     def _chosen(
@@ -279,7 +285,7 @@ class ConnectionOptions:
                     f"options=ConnectionOptions({name}={value!r})"
                 )
             if name not in _DEFAULTS:
-                raise unknown_parameter(name, call, _DEFAULTS)
+                raise _unknown_parameter(name, call, _DEFAULTS)
             _checked(name, value, call.__name__)
         base = options or default or DEFAULT_OPTIONS
         if not given:
@@ -304,7 +310,7 @@ _DEFAULTS: dict[str, Any] = {
 DEFAULT_OPTIONS = ConnectionOptions()
 
 
-def unknown_parameter(name: str, call: Callable[..., object], options: Iterable[str]) -> TypeError:
+def _unknown_parameter(name: str, call: Callable[..., object], options: Iterable[str]) -> TypeError:
     """Return the error for a keyword argument that a function does not have. It has the nearest
     name of the function's parameters and options."""
     own = inspect.signature(call).parameters.values()

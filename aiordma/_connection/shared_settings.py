@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from aiordma._base.arguments import whole_number, within_device
+from aiordma._base.arguments import within_device
 from aiordma._base.errors import NotSupportedError
-from aiordma._base.options import check_queue
 from aiordma._runtime.hub import DeviceHub
 
 __all__ = ("MOST_WORK_REQUESTS", "SharedReceiveSettings")
@@ -47,13 +46,3 @@ class SharedReceiveSettings:
         if self.max_sge is not None:
             return self.max_sge
         return 1 if self.buffers else min(DEFAULT_SGE, hub.attributes.max_srq_sge)
-
-    def __post_init__(self) -> None:
-        whole_number(self.depth, "depth", 1, MOST_WORK_REQUESTS)
-        if self.max_sge is not None:
-            whole_number(self.max_sge, "max_sge", 1, MOST_WORK_REQUESTS)
-        whole_number(self.buffers, "buffers", 0, MOST_WORK_REQUESTS)
-        if self.buffers > self.depth:
-            raise ValueError(f"buffers={self.buffers} is not in 0..{self.depth} (the depth)")
-        whole_number(self.buffer_size, "buffer_size", 1, 1 << 30)
-        check_queue(self.comp_vector, self.cqe)

@@ -85,6 +85,8 @@ async def open_shared_receive(
     buffer_size = whole_number(buffer_size, "buffer_size", 1, 1 << 30, call)
     comp_vector, cqe = check_queue(comp_vector, cqe, call)
     wanted_depth = depth if depth is not None else buffers or 64
+    if buffers > wanted_depth:
+        raise ValueError(f"{call}(): buffers={buffers} is not in 0..{wanted_depth} (the depth)")
     settings = SharedReceiveSettings(wanted_depth, max_sge, buffers, buffer_size, comp_vector, cqe)
     numeric = await numeric_address(host)
 

@@ -25,7 +25,7 @@ from aiordma._base.errors import (
     is_backlog_full,
 )
 from aiordma._base.opening import opens
-from aiordma._base.options import ConnectionOptions, unknown_parameter
+from aiordma._base.options import ConnectionOptions
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
@@ -99,9 +99,6 @@ class StreamSettings:
     """
 
     def __init__(self, function: Callable[..., object], options: Mapping[str, Any]) -> None:
-        for name in options:
-            if name not in StreamOptions.__annotations__:
-                raise unknown_parameter(name, function, StreamOptions.__annotations__)
         self.call: str = function.__name__
         call = self.call
         others = dict(options)
@@ -124,14 +121,16 @@ class StreamSettings:
             others.pop("queue_depth", QUEUE_DEPTH), "queue_depth", _LEAST_DEPTH, CREDIT_LIMIT, call
         )
         # What the protocol needs: own receives, retries without limit where the peer has none.
-        needed: dict[str, object] = {
-            "receive_buffers": 0,
-            "max_recv_wr": depth,
-            "max_send_wr": depth + CONTROL_SLOTS,
-            "rnr_retry_count": 7,
-            "responder_resources": 0,
-        }
-        self.options: ConnectionOptions = ConnectionOptions._of(function, {**others, **needed})
+        self.options: ConnectionOptions = ConnectionOptions._of(
+            function,
+            StreamOptions.__annotations__,
+            others,
+            receive_buffers=0,
+            max_recv_wr=depth,
+            max_send_wr=depth + CONTROL_SLOTS,
+            rnr_retry_count=7,
+            responder_resources=0,
+        )
 
 
 @opens

@@ -207,12 +207,6 @@ void instant_doorbell_fails(int error)
     device.doorbell = error;
 }
 
-/* Whether no post has taken the doorbell that fails yet. */
-int instant_doorbell_is_due(void)
-{
-    return device.doorbell != 0;
-}
-
 /* Refuse the next post on a send queue. */
 void instant_refuses(int error)
 {

@@ -65,11 +65,6 @@ def doorbell_fails(error: int) -> None:
     _library().instant_doorbell_fails(error)
 
 
-def doorbell_is_due() -> bool:
-    """Whether the device has got nothing since the last `doorbell_fails`."""
-    return bool(_library().instant_doorbell_is_due())
-
-
 def refuses(error: int) -> None:
     """Refuse the next post on a send queue, in a block of `instant`."""
     _library().instant_refuses(error)

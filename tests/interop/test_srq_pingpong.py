@@ -14,6 +14,7 @@ from anyio.abc import SocketAttribute, SocketStream
 import aiordma
 from tests.devices import ADDRESS, DeviceUnderTest
 from tests.interop.programs import free_port, only, running
+from tests.interop.test_ud_pingpong import connect_tcp
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("queue pairs by hand")]
 
@@ -147,12 +148,3 @@ async def test_a_c_server(device: DeviceUnderTest, options: tuple[str, ...]) -> 
                 await stream.send(b"done\0")
             await ours.play(first=True)
         assert f"{COUNT} iters in" in server.output
-
-
-async def connect_tcp(port: int) -> SocketStream:
-    """Connect to a program that says that it is there before it listens."""
-    while True:
-        try:
-            return await anyio.connect_tcp("127.0.0.1", port)
-        except OSError:
-            await anyio.sleep(0.05)

@@ -7,7 +7,7 @@ import anyio
 
 from aiordma._base.arguments import seconds_within, whole_number
 from aiordma._base.errors import ConnectTimeoutError
-from aiordma._base.options import ConnectionOptions, unknown_parameter
+from aiordma._base.options import ConnectionOptions
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import PeerAddresses
 from aiordma._connection.several_addresses import SharedSeconds
@@ -106,9 +106,6 @@ async def open_connection(
     See: valkey.io/topics/RDMA.
     """
     call = "open_connection"
-    for name in options:
-        if name not in ValkeyOptions.__annotations__:
-            raise unknown_parameter(name, open_connection, ValkeyOptions.__annotations__)
     loop = asyncio_event_loop(call, "valkey-py has no client")
     buffer_bytes = whole_number(
         options.pop("buffer_size", BUFFER_BYTES),
@@ -124,17 +121,19 @@ async def open_connection(
         _MOST_CLOSE_TIMEOUT,
         call,
     )
-    needed: dict[str, object] = {
-        "receive_buffers": 0,
-        "max_recv_wr": RECEIVES,
-        "max_send_wr": DATA_SLOTS + CONTROL_SLOTS,
-        "rnr_retry_count": 7,
-        "responder_resources": 0,
-        "initiator_depth": 0,
-    }
     addresses = PeerAddresses(
         call,
-        ConnectionOptions._of(open_connection, {**options, **needed}),
+        ConnectionOptions._of(
+            open_connection,
+            ValkeyOptions.__annotations__,
+            options,
+            receive_buffers=0,
+            max_recv_wr=RECEIVES,
+            max_send_wr=DATA_SLOTS + CONTROL_SLOTS,
+            rnr_retry_count=7,
+            responder_resources=0,
+            initiator_depth=0,
+        ),
         host,
         port,
         source=source,
