@@ -27,7 +27,6 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "observability",
         "security",
         "performance",
-        "tuning",
         "containers",
     ),
     "Moving from": ("from-asyncio", "from-zeromq", "from-pyverbs", "from-ucx", "c-programs"),
