@@ -16,7 +16,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
 from docs.site import promises, reference  # noqa: E402
-from docs.site.navigation import NAVIGATION  # noqa: E402
+from docs.site.navigation import PLACES, navigation  # noqa: E402
 
 TARGET = ROOT / "build" / "docs"
 SOURCE = TARGET / "source"
@@ -42,7 +42,8 @@ def for_sphinx(text: str) -> str:
     text = _BARE_LINK.sub(r"[](\1)", text)  # Sphinx writes the title of the page or section
     text = _PICTURE.sub(_inline, text)
     text = _PROGRAM.sub(_shown, text)
-    text = text.replace("](../CONTRIBUTING.md", "](contributing.md")
+    for outside, page in PLACES.items():
+        text = text.replace(f"]({outside})", f"]({page})")
     text = _OUTSIDE.sub(r"\1", text)
     parts = _FENCED.split(text)
     parts[::2] = [_EXAMPLE.sub(r"[examples/\1.py](#example-\1)", each) for each in parts[::2]]
@@ -113,7 +114,7 @@ def toctree(names: Iterable[str], *options: str) -> str:
 
 def with_contents(pages: dict[str, str]) -> None:
     """Add the table of contents to the index pages."""
-    for caption, names in NAVIGATION.items():
+    for caption, names in navigation().items():
         pages["index"] += toctree(names, ":hidden:", f":caption: {caption}")
     for folder in ("cookbook", "post-mortems", "reference"):
         index = f"{folder}/index"
