@@ -89,6 +89,11 @@ static void note_event(struct rdma_cm_event *event)
         party->is_established = 1;
         break;
     case RDMA_CM_EVENT_CONNECT_ERROR:
+        if (event->id == run.listener && event->param.conn.qp_num) { /* peers without a handshake */
+            PROMISE(event->status < 0);
+            PROMISE(event->param.conn.private_data_len == sizeof(struct sockaddr_in6));
+            break;
+        }
         if (event->id == run.listener) {
             PROMISE(event->status == -EMFILE && !run.is_short);
             run.is_short = 1;
