@@ -17,7 +17,9 @@ async def main() -> None:
     parser.add_argument("--bind", default="0.0.0.0", help="address of an RDMA interface")
     parser.add_argument("--port", type=int, default=7471)
     arguments = parser.parse_args()
-    async with aiordma.listen(arguments.bind, arguments.port) as listener:
+    # A client may send the next message before it has the answer to the last one.
+    options = aiordma.ConnectionOptions(send_ahead=16)
+    async with aiordma.listen(arguments.bind, arguments.port, options=options) as listener:
         print(f"listening on {arguments.bind}:{listener.port}", flush=True)
         await listener.serve(echo)
 

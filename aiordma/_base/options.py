@@ -27,6 +27,7 @@ _RANGES = {
     "receive_buffers": (0, 1 << 16),
     "receive_size": (1, 1 << 30),
     "max_send_wr": (1, 1 << 16),
+    "send_ahead": (0, 1 << 16),
     "max_recv_wr": (1, 1 << 16),
     "max_send_sge": (1, 64),
     "max_recv_sge": (1, 64),
@@ -122,6 +123,9 @@ class ConnectionOptions:
             send. A longer message breaks the connection; this is a rule of RDMA.
         max_send_wr: largest number of requests in flight on the send queue. Beyond it, `post_*`
             raise QueueFullError, and the coroutines wait.
+        send_ahead: how many messages `Connection.send` may run ahead of: it then returns when its
+            message is posted, and not when the peer's device has it. 0: it waits for each. See
+            `Connection.send`.
         max_recv_wr: the same for the receives that you post, with receive_buffers=0.
         max_send_sge: largest number of parts of a request on the send queue.
         max_recv_sge: largest number of parts of a receive that you post.
@@ -190,6 +194,7 @@ class ConnectionOptions:
     receive_buffers: int = 16
     receive_size: int = 16384
     max_send_wr: int = 64
+    send_ahead: int = 0
     max_recv_wr: int = 64
     max_send_sge: int = 8
     max_recv_sge: int = 8

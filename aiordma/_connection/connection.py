@@ -7,6 +7,7 @@ slot, post, and return when the request has completed.
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 from typing import Any, Protocol
 
 import anyio
@@ -14,7 +15,7 @@ from anyio.abc import ObjectStream
 
 from aiordma._base.arguments import instance, member, whole_number
 from aiordma._base.enums import Access, MemoryWindowType
-from aiordma._base.errors import ClosedError, NotSupportedError, detached
+from aiordma._base.errors import ClosedError, NotSupportedError, RdmaError, detached
 from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.process import never_pickled
@@ -27,6 +28,7 @@ from aiordma._connection.grant import Grant, open_grant
 from aiordma._connection.messages import Blocks, Message, MessageQueue
 from aiordma._connection.posting import Posting
 from aiordma._connection.posts import Posts
+from aiordma._connection.sends_ahead import SendsAhead
 from aiordma._connection.works import (
     check_remote,
     compare_swap_work,
@@ -124,6 +126,8 @@ class Connection(Posting, ObjectStream[bytes]):
         self._port = endpoint.work.port
         self._posts = Posts(endpoint, self._staging, endpoint.work.sends)
         self._messages = MessageQueue(endpoint, shared)
+        ahead = endpoint.options.send_ahead
+        self._ahead = SendsAhead(ahead) if ahead else None
         self._begun = False
         self.private_data: bytes = b""
         """The private data of the peer's connection request or accept; may be zero-padded."""
@@ -468,6 +472,11 @@ class Connection(Posting, ObjectStream[bytes]):
 
         The call waits for a free slot and, if the peer has no receive posted, until it posts one.
 
+        With the option `send_ahead`, the call returns when the message is posted, if it was copied:
+        that are buffers of at most 64 KiB, and bytes of any length, which cannot change. It then
+        waits only if more than `send_ahead` messages are under way. A message that fails ends the
+        connection, which the next `send` raises, or `drain`, or the end of the `async with` block.
+
         Args:
             item: registered memory, or any object with a buffer.
             immediate, invalidate: as of `post_send`.
@@ -488,12 +497,36 @@ class Connection(Posting, ObjectStream[bytes]):
 
         See: man rdma_post_send.
         """
-        request = self._port.send(item, immediate=immediate, invalidate=invalidate)
-        if request is not None:
+        try:
+            request = self._port.send(item, immediate=immediate, invalidate=invalidate)
+            if request is None:
+                work = message_work(self._endpoint, "send", immediate, invalidate)
+                source = self._staging.source
+                request = await self._posts._post_when_free(work, source, [item], "send(): item")
+        except RdmaError:
+            if self._ahead is not None and self._endpoint.cause is not None:
+                self._ahead.give_up()  # this error is theirs
+            raise
+        if self._ahead is not None and self._staging.copies(item):
+            await self._ahead.add(request)
+        else:
             await request
-            return
-        work = message_work(self._endpoint, "send", immediate, invalidate)
-        await self._posts.run(work, self._staging.source, [item], "send(): item")
+
+    async def drain(self) -> None:
+        """Wait until the peer's device has every message of `send`. Without the option `send_ahead`
+        there is nothing to wait for.
+
+        Raises:
+            WorkCompletionError: a message failed; FlushedError if the connection ended before it
+                was carried out.
+            EventLoopError, ForkError: called outside of its event loop, or in a forked child.
+
+        Cancellation: the messages stay under way.
+        """
+        self._endpoint.require_same_process()
+        self._endpoint.require_own_loop()
+        if self._ahead is not None:
+            await self._ahead.drain()
 
     async def sendv(
         self,
@@ -939,6 +972,20 @@ class Connection(Posting, ObjectStream[bytes]):
         See: man rdma_disconnect.
         """
         await self._endpoint.aclose()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if self._ahead is not None:
+                if kind is None:
+                    await self._ahead.drain()
+                self._ahead.give_up()
+        finally:
+            await self.aclose()
 
     def __del__(self) -> None:
         if (

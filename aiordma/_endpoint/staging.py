@@ -180,6 +180,13 @@ class Staging:
             return Staged(lease.memory._sge, 1, length, [lease], leases=[lease])
         return self._register(given, where)
 
+    def copies(self, item: LocalMemory) -> bool:
+        """Whether the program may change a buffer that `source` has prepared: it was copied, or it
+        is of bytes, which nobody changes."""
+        if isinstance(item, MemoryRegion | MemorySlice):
+            return False
+        return type(item) is bytes or flat_view(item).nbytes <= COPY_LIMIT
+
     def target(self, parts: Iterable[LocalMemory], where: str) -> Staged:
         """Prepare buffers that the device will write to. Arguments and errors as in `source`.
         Memory that is read-only, or registered without LOCAL_WRITE, raises TypeError, too."""

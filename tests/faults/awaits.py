@@ -126,6 +126,16 @@ async def sendv(cut: Cut) -> None:
         assert found or sent is CANCELLED
 
 
+@of("Connection.drain")
+async def drain(cut: Cut) -> None:
+    ahead = aiordma.ConnectionOptions(send_ahead=4)
+    async with connected(client={"options": ahead}) as (client, server):
+        await client.send(b"cut")
+        await cut.run(client.drain())
+        await client.drain()  # nothing is left of the first one
+        assert await works(client, server, b"cut") == [b"cut"]
+
+
 @of("WorkRequest.__await__")
 async def request(cut: Cut) -> None:
     async with connected() as (client, server):

@@ -1,0 +1,115 @@
+"""`send_ahead`: `send` returns when its message is posted, and nothing else changes."""
+
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma import ConnectionOptions
+from tests.connections import connect_to
+from tests.device.players import connected
+from tests.devices import ADDRESS
+from tests.internals import COPY_LIMIT
+
+pytestmark = pytest.mark.anyio
+
+AHEAD = 8
+RECEIVES = 64
+OPTIONS: dict[str, Any] = {"options": ConnectionOptions(send_ahead=AHEAD)}
+FEW_RECEIVES: dict[str, Any] = {"receive_buffers": 2}
+waits = pytest.mark.capability("rnr")
+
+
+async def returns(client: aiordma.Connection, item: Any) -> bool:
+    """Whether a send returns soon, although the peer takes nothing."""
+    with anyio.move_on_after(0.2) as scope:
+        await client.send(item)
+    return not scope.cancelled_caught
+
+
+@waits
+async def test_so_many_sends_return_before_their_messages_have_arrived() -> None:
+    async with connected(server=FEW_RECEIVES, client=OPTIONS) as (client, server):
+        for sent in range(AHEAD):
+            await client.send(b"%d" % sent)
+        sent = AHEAD
+        while await returns(client, b"%d" % sent):
+            sent += 1
+        assert sent <= 2 + AHEAD
+        # The one that was cancelled is under way, too.
+        assert [await server.receive() for _ in range(sent + 1)] == [
+            b"%d" % number for number in range(sent + 1)
+        ]
+        await client.drain()
+
+
+@waits
+async def test_without_it_a_send_waits_for_the_peers_receive() -> None:
+    async with connected(server=FEW_RECEIVES) as (client, server):
+        for _ in range(2):
+            await client.send(b"fits")
+        assert not await returns(client, b"waits")
+        await client.drain()  # of nothing
+        assert [await server.receive() for _ in range(3)] == [b"fits", b"fits", b"waits"]
+
+
+@waits
+@pytest.mark.promise("The device owns a buffer until its completion")
+async def test_a_buffer_may_be_changed_when_its_send_has_returned() -> None:
+    async with connected(
+        server=FEW_RECEIVES | {"receive_size": 2 * COPY_LIMIT}, client=OPTIONS
+    ) as (
+        client,
+        server,
+    ):
+        for _ in range(2):
+            await client.send(b"fills the receives")
+        short, long = bytearray(b"short"), bytearray(2 * COPY_LIMIT)
+        registered = client.register(bytearray(b"registered"))
+        await client.send(short)  # was copied
+        short[:] = b"XXXXX"
+        await client.send(bytes(2 * COPY_LIMIT))  # cannot change
+        for item in (long, registered):
+            assert not await returns(client, item)
+        found = [len(await server.receive()) for _ in range(2)]
+        assert [await server.receive(), len(await server.receive())] == [b"short", 2 * COPY_LIMIT]
+        assert [len(await server.receive()), await server.receive()] == [
+            2 * COPY_LIMIT,
+            b"registered",
+        ]
+        assert found == [18, 18]
+
+
+async def test_the_end_of_the_block_waits_for_every_message() -> None:
+    async with await aiordma.listen(ADDRESS, 0, receive_buffers=RECEIVES) as listener:
+        client, server = await connect_to(listener, ADDRESS, **OPTIONS)
+        async with server:
+            async with client:
+                for number in range(40):
+                    await client.send(b"%d" % number)
+            assert [message async for message in server] == [b"%d" % n for n in range(40)]
+
+
+async def lose(client: aiordma.Connection, server: aiordma.Connection, how: str) -> None:
+    async with client:
+        for _ in range(AHEAD):
+            await client.send(b"lost")
+        await server.aclose()
+        if how == "drain":
+            await client.drain()
+        while how == "send":
+            await client.send(b"more")
+            await anyio.sleep(0.01)
+
+
+@waits
+@pytest.mark.parametrize("how", ["send", "drain", "end of the block"])
+async def test_a_message_that_failed_is_reported(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with await aiordma.listen(ADDRESS, 0, **FEW_RECEIVES) as listener:
+        client, server = await connect_to(listener, ADDRESS, **OPTIONS)
+        with pytest.raises((aiordma.FlushedError, aiordma.DisconnectedError)):
+            await lose(client, server, how)
+    assert "never retrieved" not in caplog.text
