@@ -31,6 +31,7 @@ from aiordma.bench.meter import Measurement, Meter
 from aiordma.bench.mistakes import first_error
 from aiordma.bench.timing import (
     abandoning,
+    answered,
     deadline,
     one_by_one,
     perf_counter_ns,
@@ -95,15 +96,12 @@ async def measure(
     conditions.check([work])
     async with AsyncExitStack() as stack:
         if work.operation == "datagrams":
-            drives = [
-                await _datagrams(
-                    await stack.enter_async_context(
-                        _open_datagrams(host, device, work, conditions)
-                    ),
-                    *(host, port, work),
-                )
+            sockets = [
+                await stack.enter_async_context(_open_datagrams(host, device, work, conditions))
                 for _ in range(conditions.queue_pairs)
             ]
+            drives = [await _datagrams(each, host, port, work) for each in sockets]
+            used = sockets[0].device_name
         else:
             options = _options(work)
             if conditions.tos is not None:
@@ -117,7 +115,8 @@ async def measure(
             await anyio.sleep(SETTLE_SECONDS)
             timed = timed or conditions.iterations is not None
             drives = [await _prepare(each, work, timed) for each in connections]
-        return await _run(drives, work, seconds, warm_up, conditions)
+            used = connections[0].device_name
+        return replace(await _run(drives, work, seconds, warm_up, conditions), device=used)
 
 
 async def _run(
@@ -192,7 +191,10 @@ def _sizes(work: Workload) -> ConnectionOptions:
         )
     if work.operation == "messages":
         return ConnectionOptions(
-            receive_buffers=2 * depth + 2, receive_size=work.size, max_send_wr=depth + 1
+            receive_buffers=2 * depth + 2,
+            receive_size=work.size,
+            max_send_wr=depth + 1,
+            send_ahead=work.ahead,
         )
     receives = depth if work.operation == "echo" else 1
     if work.both:
@@ -208,7 +210,8 @@ def _sizes(work: Workload) -> ConnectionOptions:
 
 async def _prepare(connection: Connection, work: Workload, timed: bool) -> Drive:
     if work.operation == "messages":
-        return partial(_messages, connection, work)
+        message = bytes(work.size)
+        return partial(answered, connection.send, connection.receive, message, work.depth)
     if work.operation == "echo":
         memory = connection.register(bytearray(2 * work.size * work.depth))
         if work.depth == 1:
@@ -281,22 +284,6 @@ async def _echo_window(
             samples.append(now - began)
             if now < until and next(turns, False):
                 start(ours, place)
-
-
-async def _messages(connection: Connection, work: Workload, until: int, meter: Meter) -> None:
-    payload, samples = bytes(work.size), meter.samples
-    began: deque[int] = deque()
-    turns = meter.turns(work.depth)
-    for _ in range(work.depth):
-        began.append(perf_counter_ns())
-        await connection.send(payload)
-    while began:
-        await connection.receive()
-        now = perf_counter_ns()
-        samples.append(now - began.popleft())
-        if now < until and next(turns, False):
-            began.append(now)
-            await connection.send(payload)
 
 
 async def _chains(

@@ -29,6 +29,7 @@ class Measurement:
         samples: nanoseconds of each operation, in ascending order; empty if only the rate was
             measured.
         lost: the number of datagrams without an answer.
+        device: the RDMA device; empty over TCP.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Measurement:
     wake_ups: int
     samples: "array[int]" = field(repr=False)
     lost: int = 0
+    device: str = ""
 
     @property
     def rate(self) -> float:
@@ -96,6 +98,8 @@ class Measurement:
             found |= {f"p{percent:g}_us": self.percentile_us(percent) for percent in PERCENTILES}
         if self.lost:
             found["lost"] = self.lost
+        if self.device:
+            found["device"] = self.device
         return found
 
 

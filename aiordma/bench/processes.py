@@ -25,11 +25,13 @@ END_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """A server's ports for RDMA, TCP streams and a TCP protocol (0: not served), and its pid."""
+    """A server's ports for RDMA, TCP streams, a TCP protocol and streams over RDMA (0: not served),
+    and its pid."""
 
     rdma: int
     streams: int
     protocol: int
+    over_rdma: int
     pid: int
 
 
@@ -81,8 +83,8 @@ def serving(
     with announcing([sys.executable, "-c", WORDS, json.dumps(settings)]) as (ports, pid):
         if isinstance(ports, dict):
             raise ServerEndedError(**ports)
-        rdma, streams, protocol = ports
-        yield Ports(rdma, streams, protocol, pid)
+        rdma, streams, protocol, over_rdma = ports
+        yield Ports(rdma, streams, protocol, over_rdma, pid)
 
 
 @contextmanager

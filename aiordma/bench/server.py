@@ -45,15 +45,15 @@ MOST_BYTES = 1 << 30
 
 
 async def serve(
-    host: str, port: int, announce: Callable[[int, int, int], None], *, device: str = "auto"
+    host: str, port: int, announce: Callable[[int, int, int, int], None], *, device: str = "auto"
 ) -> None:
     """Serve benchmark clients until cancelled.
 
     Args:
         host: a local address.
         port: the RDMA port, for connections and datagrams; 0 takes a free port.
-        announce: called with the RDMA port, the port of TCP streams and the port of a TCP
-            protocol, once the server listens on all of them.
+        announce: called with the RDMA port, the port of TCP streams, the port of a TCP protocol
+            and the port of streams over RDMA, once the server listens on all of them.
         device: "auto", or the name of the RDMA device.
     """
     async with (
@@ -61,9 +61,10 @@ async def serve(
         await listen(host, port, device=device) as listener,
         serve_streams(host, port + 1 if port else 0) as streams,
         serve_protocol(host, port + 2 if port else 0) as protocol,
+        serve_streams(host, port + 3 if port else 0, device) as over_rdma,
     ):
         await group.start(_answer_datagrams, host, listener.port, device)
-        announce(listener.port, streams, protocol)
+        announce(listener.port, streams, protocol, over_rdma)
         while True:
             group.start_soon(_serve_one, await listener.request())
 
@@ -149,7 +150,10 @@ def _sizes(work: Workload) -> ConnectionOptions:
         )
     if work.operation == "messages":
         return ConnectionOptions(
-            receive_buffers=_message_receives(depth), receive_size=work.size, max_send_wr=depth + 1
+            receive_buffers=_message_receives(depth),
+            receive_size=work.size,
+            max_send_wr=depth + 1,
+            send_ahead=work.ahead,
         )
     if work.operation == "views":
         return ConnectionOptions(

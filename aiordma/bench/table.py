@@ -50,8 +50,8 @@ def _table_of(title: str, found: Sequence[Measurement | Failure]) -> Table:
             row.name + (f" ({row.lost} lost)" if row.lost else ""),
             *times,
             f"{row.rate:,.0f}",
-            f"{row.megabytes_per_second:,.1f}",
-            f"{row.cpu_us:.1f}",
+            _five(row.megabytes_per_second),
+            _five(row.cpu_us),
             f"{row.wake_ups_each:.3f}",
         )
     return table

@@ -1,15 +1,19 @@
-"""The same round trip over TCP, for comparison: by asyncio's streams, and by its protocols."""
+"""Messages and answers over TCP, by asyncio's streams and by its protocols, for comparison. And by
+its streams over RDMA."""
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import TypeVar, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from aiordma import ConnectTimeoutError
 from aiordma.bench.meter import Measurement, Meter
-from aiordma.bench.timing import deadline, perf_counter_ns
-from aiordma.bench.workload import MOST_BYTES
+from aiordma.bench.timing import answered, deadline, perf_counter_ns
+from aiordma.bench.workload import MOST_BYTES, row_name
+from aiordma.streams import open_connection, start_server
 
 __all__ = ("measure_protocol", "measure_streams", "serve_protocol", "serve_streams")
 
@@ -22,9 +26,13 @@ LENGTH = 4
 Opened = TypeVar("Opened")
 
 
-def serve_streams(host: str, port: int) -> AbstractAsyncContextManager[int]:
-    """Run an echo server by asyncio's streams for the block, which gets its port. On trio there is
-    no server, and the port is 0."""
+def serve_streams(
+    host: str, port: int, device: str | None = None
+) -> AbstractAsyncContextManager[int]:
+    """Run an echo server by asyncio's streams for the block, which gets its port; with a device,
+    over RDMA. On trio there is no server, and the port is 0."""
+    if device is not None:
+        return _serving(lambda: start_server(_echo, host, port, device=device))
     return _serving(lambda: asyncio.start_server(_echo, host, port))
 
 
@@ -34,7 +42,7 @@ def serve_protocol(host: str, port: int) -> AbstractAsyncContextManager[int]:
 
 
 @asynccontextmanager
-async def _serving(start: Callable[[], Awaitable[asyncio.Server]]) -> AsyncIterator[int]:
+async def _serving(start: Callable[[], Awaitable[Any]]) -> AsyncIterator[int]:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -92,48 +100,49 @@ async def _connecting(host: str, port: int, opening: Awaitable[Opened]) -> Opene
         raise ConnectTimeoutError(text) from None
 
 
-async def measure_streams(host: str, port: int, size: int, seconds: float) -> Measurement:
-    """Measure the round trip of `size` bytes by streams, one at a time.
+async def measure_streams(
+    host: str, port: int, size: int, seconds: float, depth: int = 1, device: str | None = None
+) -> Measurement:
+    """Measure messages of `size` bytes and their answers by streams, `depth` at a time; with a
+    device, over RDMA.
 
     Raises:
         ConnectTimeoutError: the server does not answer.
     """
-    reader, writer = await _connecting(host, port, asyncio.open_connection(host, port))
+    if device is None:
+        name, opening = "tcp streams", asyncio.open_connection(host, port)
+    else:
+        name, opening = "stream", open_connection(host, port, device=device)
+    reader, writer = await _connecting(host, port, opening)
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     writer.write(size.to_bytes(LENGTH, "big"))
-    payload = bytes(size)
 
-    async def exchange(meter: Meter, until: int) -> None:
-        samples = meter.samples
-        before = perf_counter_ns()
-        while before < until:
-            writer.write(payload)
-            await reader.readexactly(size)
-            now = perf_counter_ns()
-            samples.append(now - before)
-            before = now
+    async def send(payload: bytes) -> None:
+        writer.write(payload)  # without drain, which could wait for answers that are not read
 
-    meter = Meter(f"tcp streams/{size}", size)
-    await exchange(Meter("", size), deadline(seconds / 10))
+    drive = partial(answered, send, partial(reader.readexactly, size), bytes(size), depth)
+    await drive(deadline(seconds / 10), Meter("", size))
+    meter = Meter(row_name(name, size, depth), size)
     until = deadline(seconds)
     with meter:
-        await exchange(meter, until)
+        await drive(until, meter)
     writer.close()
     await writer.wait_closed()
     return meter.result()
 
 
 class _Exchange(asyncio.Protocol):
-    """Sends the next message as soon as the previous one has come back."""
+    """Keeps `depth` messages in flight, and sends the next one as soon as one has come back."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, depth: int) -> None:
         self.size = size
+        self.depth = depth
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.meter = Meter("", size)
         self.until = 0
         self._payload = bytes(size)
-        self._missing = 0
-        self._before = 0
+        self._received = 0
+        self._began: deque[int] = deque()
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -147,24 +156,23 @@ class _Exchange(asyncio.Protocol):
     def begin(self, meter: Meter, until: int) -> None:
         self.meter, self.until = meter, until
         self.done = asyncio.get_running_loop().create_future()
-        self._before = perf_counter_ns()
-        self._send()
+        for _ in range(self.depth):
+            self._send(perf_counter_ns())
 
-    def _send(self) -> None:
+    def _send(self, now: int) -> None:
         assert self._transport is not None
-        self._missing = self.size
+        self._began.append(now)
         self._transport.write(self._payload)
 
     def data_received(self, data: bytes) -> None:
-        self._missing -= len(data)
-        if self._missing:
-            return
-        now = perf_counter_ns()
-        self.meter.samples.append(now - self._before)
-        self._before = now
-        if now < self.until:
-            self._send()
-        else:
+        self._received += len(data)
+        while self._received >= self.size:
+            self._received -= self.size
+            now = perf_counter_ns()
+            self.meter.samples.append(now - self._began.popleft())
+            if now < self.until:
+                self._send(now)
+        if not self._began:
             self.done.set_result(None)
 
     def close(self) -> None:
@@ -172,17 +180,21 @@ class _Exchange(asyncio.Protocol):
         self._transport.close()
 
 
-async def measure_protocol(host: str, port: int, size: int, seconds: float) -> Measurement:
-    """Measure the round trip of `size` bytes by a protocol: callbacks, without an await.
+async def measure_protocol(
+    host: str, port: int, size: int, seconds: float, depth: int = 1
+) -> Measurement:
+    """Measure the same by a protocol: callbacks, without an await.
 
     Raises:
         ConnectTimeoutError: the server does not answer.
     """
-    opening = asyncio.get_running_loop().create_connection(lambda: _Exchange(size), host, port)
+    opening = asyncio.get_running_loop().create_connection(
+        lambda: _Exchange(size, depth), host, port
+    )
     _, exchange = await _connecting(host, port, opening)
     exchange.begin(Meter("", size), deadline(seconds / 10))
     await exchange.done
-    meter = Meter(f"tcp protocol/{size}", size)
+    meter = Meter(row_name("tcp protocol", size, depth), size)
     with meter:
         exchange.begin(meter, deadline(seconds))
         await exchange.done

@@ -11,6 +11,7 @@ from aiordma.bench.meter import Meter
 
 __all__ = (
     "abandoning",
+    "answered",
     "deadline",
     "one_by_one",
     "perf_counter_ns",
@@ -74,6 +75,31 @@ async def pipelined(
         for operation in window:
             await operation
     meter.count += count
+
+
+async def answered(
+    send: Callable[[bytes], Awaitable[Any]],
+    receive: Callable[[], Awaitable[Any]],
+    payload: bytes,
+    depth: int,
+    until: int,
+    meter: Meter,
+) -> None:
+    """Keep `depth` messages in flight that the server sends back, and record the time of each until
+    its answer. Ends at the deadline, or with the meter's iterations."""
+    samples = meter.samples
+    began: deque[int] = deque()
+    turns = meter.turns(depth)
+    for _ in range(depth):
+        began.append(perf_counter_ns())
+        await send(payload)
+    while began:
+        await receive()
+        now = perf_counter_ns()
+        samples.append(now - began.popleft())
+        if now < until and next(turns, False):
+            began.append(now)
+            await send(payload)
 
 
 async def timed_pipeline(

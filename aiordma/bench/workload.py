@@ -4,12 +4,12 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-__all__ = ("MOST_BYTES", "OPERATIONS", "Workload")
+__all__ = ("MOST_BYTES", "OPERATIONS", "Workload", "row_name")
 
 OPERATIONS = ("echo", "messages", "send", "read", "write", "chain", "datagrams", "views")
 """
 echo: a SEND to the server, and a SEND back, by `post_send` and `post_recv`.
-messages: the same by `send` and `receive`.
+messages: the same by `send` and `receive`; with a depth above 1, by the option `send_ahead`.
 send: SENDs to the server, without answers.
 read, write: READs or WRITEs of the server's memory.
 chain: WRITEs, all signaled; one call posts half of the depth.
@@ -31,6 +31,11 @@ _WHY_NOT_BOTH = {
     "views": "receives on the server only: use -o send",
 }
 """Why an operation cannot be bidirectional."""
+
+
+def row_name(operation: str, size: int, depth: int) -> str:
+    """Return the name of a row: operation/size, with /window and the depth above 1."""
+    return f"{operation}/{size}" if depth == 1 else f"{operation}/{size}/window{depth}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +76,19 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """The name of the row in the table: operation/size, with /window and the depth above 1."""
-        name = f"{self.operation}/{self.size}"
-        name = name if self.depth == 1 else f"{name}/window{self.depth}"
+        """The name of the row in the table."""
+        name = row_name(self.operation, self.size, self.depth)
         return f"{name}/both" if self.both else name
 
     @property
     def is_inline(self) -> bool:
         """Whether operations that would send registered memory send plain bytes, inline."""
         return self.inline is not None and self.size <= self.inline
+
+    @property
+    def ahead(self) -> int:
+        """How many messages `send` runs ahead of, so that `depth` are in flight."""
+        return self.depth if self.depth > 1 else 0
 
     @property
     def is_one_sided(self) -> bool:

@@ -24,14 +24,16 @@ from aiordma.bench.processes import serving
 from aiordma.bench.server import serve
 from aiordma.bench.table import Failure, print_table
 from aiordma.bench.tcp import measure_protocol, measure_streams
-from aiordma.bench.workload import OPERATIONS, Workload
+from aiordma.bench.workload import OPERATIONS, Workload, row_name
 from aiordma.cli.options import DeviceName, check_device, finite
 from aiordma.cli.running import fail, reporting
 
 __all__ = ("bench",)
 
 PORT = 7474
-USUAL = tuple(name for name in OPERATIONS if name != "chain")
+STREAM = "stream"
+"""Messages and answers by asyncio's streams over RDMA."""
+ALL = (*OPERATIONS, STREAM)
 LARGEST_DATAGRAM = 1024
 """Bytes that fit into a datagram on every path."""
 
@@ -47,7 +49,7 @@ def _checked_loop(loop: str) -> str:
 
 
 def _operations() -> list[str]:
-    return list(OPERATIONS)
+    return list(ALL)
 
 
 def _loops() -> list[str]:
@@ -60,8 +62,8 @@ Operations = Annotated[
         "--operation",
         "-o",
         metavar="NAME",
-        help=f"Of {', '.join(OPERATIONS)}; can be repeated.",
-        show_default="all but chain",
+        help=f"Of {', '.join(ALL)}; can be repeated.",
+        show_default="all",
         autocompletion=_operations,
     ),
 ]
@@ -85,7 +87,7 @@ Seconds = Annotated[float, typer.Option(help="For each row.", min=0.001, callbac
 Port = Annotated[
     int,
     typer.Option(
-        "--port", "-p", min=0, max=65533, help="The server's for RDMA; TCP has the two above it."
+        "--port", "-p", min=0, max=65532, help="The server's; it uses the three above it, too."
     ),
 ]
 Loop = Annotated[
@@ -160,9 +162,16 @@ class _Options:
         self.conditions = Conditions(
             self.iterations, self.queue_pairs, self.tos, self.gid_index, self.service_level
         )
-        self.works = _works(
-            self.operation, self.size, self.depth, both=self.both, inline=self.inline
-        )
+        is_plain = self.conditions == Conditions() and not self.both and self.inline is None
+        self.has_stream = STREAM in (self.operation or [STREAM] * is_plain)
+        if self.has_stream and not is_plain:
+            raise typer.BadParameter(
+                "-o stream takes no options of perftest's: those are of RDMA's own operations"
+            )
+        own = self.operation and [name for name in self.operation if name != STREAM]
+        self.works = _works(own, self.size, self.depth, both=self.both, inline=self.inline)
+        # What streams and TCP are measured with.
+        self.messages = _works(["messages"], self.size, self.depth, both=False, inline=None)
         _check(self.conditions, self.works, self.mtu)
 
     def check_writable(self) -> None:
@@ -174,13 +183,28 @@ class _Options:
         if self.file is not None:
             self.file.open("a").close()
 
-    def report(self, where: str, host: str, rdma: int, streams: int, protocol: int) -> None:
-        """Measure over RDMA and TCP with the server at three ports of the host, and print it."""
+    def report(
+        self, where: str, host: str, rdma: int, streams: int, protocol: int, over_rdma: int
+    ) -> None:
+        """Measure over RDMA and TCP with the server at four ports of the host, and print it."""
         tasks = _over_rdma(self.works, host, rdma, self.seconds, self.device, self.conditions)
-        if self.tcp and self.loop != "trio":
-            tasks += _over_tcp(self.works, host, streams, protocol, self.seconds)
-        title = f"{where} {host}, loop {self.loop}"
-        _report(title, tasks, self.loop, _seconds_of_polling(self.spin, self.polling), self.file)
+        for work in self.messages if self.loop != "trio" else ():
+            which = (work.size, self.seconds, work.depth)
+            if self.has_stream:
+                stream = partial(measure_streams, host, over_rdma, *which, self.device)
+                tasks.append((row_name(STREAM, work.size, work.depth), stream))
+            if self.tcp:
+                for name, measured, port in (
+                    ("tcp streams", measure_streams, streams),
+                    ("tcp protocol", measure_protocol, protocol),
+                ):
+                    row = row_name(name, work.size, work.depth)
+                    tasks.append((row, partial(measured, host, port, *which)))
+        spin = _seconds_of_polling(self.spin, self.polling)
+        found = _measured(tasks, self.loop, spin, self.file)
+        device = next((row.device for row in found if not isinstance(row, tuple)), "")
+        title = f"{where} {host}{f' ({device})' if device else ''}, loop {self.loop}"
+        _report(title, found, _verdict(found, self.messages))
 
 
 def _measuring(command: Callable[..., None]) -> Callable[..., None]:
@@ -225,7 +249,8 @@ def local(
         reporting("bench"),
         serving(host, loop=options.loop, spin=spin, device=options.device) as ports,
     ):
-        options.report("on", host, ports.rdma, ports.streams, ports.protocol)
+        at = (ports.rdma, ports.streams, ports.protocol, ports.over_rdma)
+        options.report("on", host, *at)
 
 
 @bench.command()
@@ -243,7 +268,8 @@ def server(
     """
 
     def announce(*ports: int) -> None:
-        print(f"listening on {bind}:{ports[0]}, for TCP on {ports[1]} and {ports[2]}", flush=True)
+        tcp = f"for TCP on {ports[1]} and {ports[2]}"
+        print(f"listening on {bind}:{ports[0]}, for streams on {ports[3]}, {tcp}", flush=True)
 
     with reporting("bench"):
         served = partial(serve, bind, port, announce, device=device)
@@ -267,7 +293,7 @@ def client(
     with reporting("bench"):
         check_device(options.device)
         options.check_writable()
-        options.report("with", host, port, port + 1, port + 2)
+        options.report("with", host, port, port + 1, port + 2, port + 3)
 
 
 Task = tuple[str, Callable[[], Coroutine[Any, Any, Measurement]]]
@@ -281,13 +307,14 @@ def _works(
     both: bool,
     inline: int | None,
 ) -> list[Workload]:
-    usual = ("send",) if both else USUAL
+    usual: tuple[str, ...] = ("send",) if both else OPERATIONS
     if inline is not None:
         usual = tuple(name for name in usual if name != "read")
+    names = usual if operations is None else operations
     try:
         works = [
             Workload(*each, both=both, inline=inline)
-            for each in product(operations or usual, sizes or (64, 65536), depths or (1, 16))
+            for each in product(names, sizes or (64, 65536), depths or (1, 16))
         ]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
@@ -320,25 +347,13 @@ def _over_rdma(
     return [(work.name, partial(measure, host, port, work, seconds, **settings)) for work in works]
 
 
-def _over_tcp(
-    works: list[Workload], host: str, streams: int, protocol: int, seconds: float
-) -> list[Task]:
-    tasks: list[Task] = []
-    for size in sorted({work.size for work in works}):
-        tasks.append(
-            (f"tcp streams/{size}", partial(measure_streams, host, streams, size, seconds))
-        )
-        tasks.append(
-            (f"tcp protocol/{size}", partial(measure_protocol, host, protocol, size, seconds))
-        )
-    return tasks
-
-
-def _report(title: str, tasks: list[Task], loop: str, spin: float, file: Path | None) -> None:
+def _measured(
+    tasks: list[Task], loop: str, spin: float, file: Path | None
+) -> list[Measurement | Failure]:
+    """Measure all. If nothing could be measured, exit with the reasons."""
     found: list[Measurement | Failure] = []
     statuses: list[int] = []
     silent: dict[str, str] = {}  # by protocol: the row that waited in vain
-    console = Console()
     with Progress(
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
     ) as progress:
@@ -366,12 +381,42 @@ def _report(title: str, tasks: list[Task], loop: str, spin: float, file: Path | 
             for row in found
         ]
         file.write_text(json.dumps(rows, indent=1) + "\n")
-    failures = _failures(found)
     if len(statuses) == len(found):
-        fail("bench", "; ".join(failures), min(statuses, default=FAILED))
+        fail("bench", "; ".join(_failures(found)), min(statuses, default=FAILED))
+    return found
+
+
+def _report(title: str, found: list[Measurement | Failure], verdict: str) -> None:
+    console = Console()
     print_table(console, title, found)
-    for failure in failures:
-        console.print(failure, markup=False, highlight=False, soft_wrap=True)
+    for line in (*_failures(found), *[verdict] * bool(verdict)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _verdict(found: list[Measurement | Failure], works: list[Workload]) -> str:
+    """Answer whether messages over RDMA are faster than over TCP here, by what takes their place in
+    an asyncio program: the smallest, one at a time, and the largest, with the most in flight."""
+    rows = {row.name: row for row in found if not isinstance(row, tuple)}
+    parts = []
+    for work in (
+        min((each for each in works if each.depth == 1), key=lambda each: each.size, default=None),
+        max(works, key=lambda each: (each.depth > 1, each.size, each.depth), default=None),
+    ):
+        if work is None:
+            continue
+        names = [row_name(each, work.size, work.depth) for each in ("messages", STREAM)]
+        ours = [rows[name] for name in names if name in rows]
+        tcp = rows.get(row_name("tcp streams", work.size, work.depth))
+        if not ours or tcp is None:
+            continue
+        if work.depth == 1:
+            ratio = min(row.percentile_us(50) for row in ours) / tcp.percentile_us(50)
+            part = f"{'yes' if ratio < 1 else 'no'}, {ratio:.2f} of the time"
+        else:
+            ratio = max(row.rate for row in ours) / tcp.rate
+            part = f"{'yes' if ratio > 1 else 'no'}, {ratio:.2f} of the rate"
+        parts.append(f"{work.size} B: {part}.")
+    return " ".join(["Faster than TCP?", *dict.fromkeys(parts)]) if parts else ""
 
 
 def _protocol(row: str) -> str:

@@ -16,6 +16,8 @@ from .same_work import measured
 LARGE = 65536
 DEPTH = 16
 """Messages in flight."""
+ANSWERED = 32
+"""Messages in flight that are answered."""
 BLOCKS = 34
 """Into which messages of LARGE bytes arrive: on both sides what `aiordma bench` posts for views."""
 
@@ -66,6 +68,25 @@ def rows(here: Candidates) -> list[Row]:
             "echo by post_send and post_recv",
             lambda: latency(here.rdma(Workload("echo", 64))),
             limit=1 / 0.9,
+        ),
+        Row(
+            f"software/messages/64/window{ANSWERED}",
+            "per second",
+            lambda: rate(here.rdma(Workload("messages", 64, ANSWERED), timed=False)),
+            "echo by post_send and post_recv, as many in flight",
+            lambda: rate(here.rdma(Workload("echo", 64, ANSWERED), timed=False)),
+            limit=0.8,
+            better=MORE,
+            note="send_ahead on both sides",
+        ),
+        Row(
+            f"software/echo/64/window{ANSWERED}/beside_tcp",
+            "per second",
+            lambda: rate(here.rdma(Workload("echo", 64, ANSWERED), timed=False)),
+            "asyncio TCP streams, as many in flight",
+            lambda: rate(here.streams(64, depth=ANSWERED)),
+            limit=0.3,
+            better=MORE,
         ),
         Row(
             f"software/views/{LARGE}",

@@ -66,10 +66,10 @@ class Candidates:
             spin=self.spin if polling else 0.0,
         )
 
-    def streams(self, size: int, loop: str = "asyncio") -> Measurement:
+    def streams(self, size: int, loop: str = "asyncio", depth: int = 1) -> Measurement:
         """Measure asyncio's TCP streams."""
         port = self.ports(loop, False).streams
-        return run(partial(measure_streams, self.host, port, size, self.seconds), loop=loop)
+        return run(partial(measure_streams, self.host, port, size, self.seconds, depth), loop=loop)
 
     def protocol(self, size: int, loop: str = "asyncio") -> Measurement:
         """Measure an asyncio TCP protocol."""

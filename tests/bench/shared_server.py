@@ -92,7 +92,7 @@ def serving(host: str, device: str, spin: float) -> Iterator[Ports]:
     """Have it in a process of its own during the block."""
     words = [sys.executable, "-m", "tests.bench.shared_server", host, device, str(spin)]
     with announcing(words) as (port, pid):
-        yield Ports(port, 0, 0, pid)
+        yield Ports(port, 0, 0, 0, pid)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -58,7 +59,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.natively
 def test_every_operation_is_measured(device: DeviceUnderTest, tmp_path: Path) -> None:
     here = [name for name in OPERATIONS if not device.lacks(NEEDS.get(name, ""))]
-    chosen = [word for name in here for word in ("-o", name)]
+    chosen = [word for name in (*here, "stream") for word in ("-o", name)]
     file = tmp_path / "bench.json"
     done = bench(
         "local", "--host", ADDRESS, *QUICK, "-d", "1", "-d", "4", *chosen, "--json", str(file)
@@ -66,7 +67,10 @@ def test_every_operation_is_measured(device: DeviceUnderTest, tmp_path: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(file.read_text())
     names = [f"{name}/64{window}" for name in here for window in ("", "/window4")]
-    assert [row["name"] for row in rows] == [*names, "tcp streams/64", "tcp protocol/64"]
+    beside = ("stream", "tcp streams", "tcp protocol")
+    names += [f"{name}/64{window}" for window in ("", "/window4") for name in beside]
+    assert [row["name"] for row in rows] == names
+    assert {row.get("device") for row in rows} == {device.name, None}
     assert [row for row in rows if "error" in row] == []
     for row in rows:
         assert row["count"] > 0
@@ -75,6 +79,13 @@ def test_every_operation_is_measured(device: DeviceUnderTest, tmp_path: Path) ->
         if not row["name"].startswith("chain"):
             assert 0 < row["p50_us"] <= row["p90_us"] <= row["p99_us"] <= row["p99.9_us"]
         assert row["name"] in done.stdout
+    assert f"({device.name})" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert re.fullmatch(
+        r"Faster than TCP\? 64 B: (yes|no), \d+\.\d\d of the time\. "
+        r"64 B: (yes|no), \d+\.\d\d of the rate\.",
+        last,
+    )
 
 
 def rows_of(tmp_path: Path, *arguments: str) -> dict[str, dict[str, Any]]:
@@ -298,7 +309,7 @@ def test_silent_host_is_tried_once_on_each_way(monkeypatch: pytest.MonkeyPatch) 
     chosen = [word for name in ("echo", "write", "datagrams") for word in ("-o", name)]
     done = CliRunner().invoke(cli_bench.bench, ["client", ADDRESS, "-s", "64", *chosen])
     assert done.exit_code == 0
-    assert tried == ["echo", "datagrams", "tcp", "tcp"]
+    assert tried == ["echo", "datagrams", *["tcp"] * 4]
     assert "echo/64, datagrams/64: no answer" in done.output
     assert "not tried: echo/64 reached no server" in done.output
 

@@ -71,6 +71,8 @@ def test_the_rows_beside_c_are_measured(tmp_path: Path) -> None:
         "software/write/64/window64",
         "software/send/64/window64",
         "software/messages/64/beside_posts",
+        "software/messages/64/window32",
+        "software/echo/64/window32/beside_tcp",
         "software/views/65536",
         "software/views/65536/in_c",
         "software/write/64/post_in_c",

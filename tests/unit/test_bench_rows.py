@@ -216,6 +216,8 @@ GOALS = {
     "software/messages/64/busy": 1,
     "software/messages/64/events/busy": 1,
     "software/messages/64/beside_posts": 1 / 0.9,
+    "software/messages/64/window32": 0.8,
+    "software/echo/64/window32/beside_tcp": 0.3,
     "software/views/65536": 0.95,
     "software/send_receive/64/polling": 1.1,
     "software/send_receive/64/events": 1.5,
