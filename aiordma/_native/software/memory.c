@@ -674,6 +674,22 @@ enum sw_refusal sw_reach_local(struct ibv_pd *domain, const struct ibv_sge *part
                  &memory->at);
 }
 
+enum ibv_wc_status sw_next_piece(struct sw_span *span, int access, struct sw_piece *piece)
+{
+    for (; span->count && span->offset >= span->part->length; span->count--)
+        span->offset -= span->part++->length;
+    if (!span->count)
+        return IBV_WC_LOC_LEN_ERR;
+    uint32_t room = span->part->length - span->offset;
+    piece->size = span->size < room ? span->size : room;
+    if (sw_reach_local(span->domain, span->part, access, &piece->memory))
+        return IBV_WC_LOC_PROT_ERR;
+    piece->memory.at += span->offset;
+    span->offset += piece->size;
+    span->size -= piece->size;
+    return IBV_WC_SUCCESS;
+}
+
 static enum sw_refusal reach_window(struct ibv_qp *queue_pair, struct sw_window *window,
                                     uint64_t address, uint64_t length, int access,
                                     struct sw_memory *memory)
