@@ -655,23 +655,55 @@ static enum sw_refusal place(char *start, uint64_t base, uint64_t size, uint64_t
 /* The address of an access to no bytes, because memcpy requires a pointer. */
 static char nothing[1];
 
-enum sw_refusal sw_reach_local(struct ibv_pd *domain, const struct ibv_sge *part, int access,
-                               struct sw_memory *memory)
+static enum sw_refusal reach_window(struct ibv_qp *queue_pair, struct sw_window *window,
+                                    uint64_t address, uint64_t length, int access,
+                                    struct sw_memory *memory)
+{
+    if (!window->region)
+        return SW_NO_KEY;
+    if (window->ibv.pd != queue_pair->pd ||
+        (window->ibv.type == IBV_MW_TYPE_2 && window->queue_pair != queue_pair))
+        return SW_DOMAIN;
+    if ((window->access & access) != access)
+        return SW_ACCESS;
+    memory->is_of_file = window->region->is_of_file;
+    return place(window->memory, window->base, window->length, address, length, &memory->at);
+}
+
+/* queue_pair: NULL for the program's own request, which cannot use a window. */
+static enum sw_refusal reach(const struct ibv_pd *domain, struct ibv_qp *queue_pair,
+                             uint32_t number, uint64_t address, uint64_t length, int access,
+                             struct sw_memory *memory)
 {
     *memory = (struct sw_memory){.at = nothing};
-    if (!part->length)
+    if (!length)
         return SW_REACHED;
-    struct sw_key *key = find(part->lkey);
-    if (!key || key->key != part->lkey || key->is_window)
+    struct sw_key *key = find(number);
+    if (!key || key->key != number)
         return SW_NO_KEY;
+    if (key->is_window)
+        return queue_pair
+                   ? reach_window(queue_pair, window_of(key), address, length, access, memory)
+                   : SW_NO_KEY;
     struct sw_region *region = region_of(key);
     if (region->ibv.pd != domain)
         return SW_DOMAIN;
     if ((region->access & access) != access)
         return SW_ACCESS;
     memory->is_of_file = region->is_of_file;
-    return place(region->ibv.addr, region->base, region->ibv.length, part->addr, part->length,
-                 &memory->at);
+    return place(region->ibv.addr, region->base, region->ibv.length, address, length, &memory->at);
+}
+
+enum sw_refusal sw_reach_local(struct ibv_pd *domain, const struct ibv_sge *part, int access,
+                               struct sw_memory *memory)
+{
+    return reach(domain, NULL, part->lkey, part->addr, part->length, access, memory);
+}
+
+enum sw_refusal sw_reach_remote(struct ibv_qp *queue_pair, uint32_t number, uint64_t address,
+                                uint64_t length, int access, struct sw_memory *memory)
+{
+    return reach(queue_pair->pd, queue_pair, number, address, length, access, memory);
 }
 
 enum ibv_wc_status sw_next_piece(struct sw_span *span, int access, struct sw_piece *piece)
@@ -688,41 +720,6 @@ enum ibv_wc_status sw_next_piece(struct sw_span *span, int access, struct sw_pie
     span->offset += piece->size;
     span->size -= piece->size;
     return IBV_WC_SUCCESS;
-}
-
-static enum sw_refusal reach_window(struct ibv_qp *queue_pair, struct sw_window *window,
-                                    uint64_t address, uint64_t length, int access,
-                                    struct sw_memory *memory)
-{
-    if (!window->region)
-        return SW_NO_KEY;
-    if (window->ibv.pd != queue_pair->pd ||
-        (window->ibv.type == IBV_MW_TYPE_2 && window->queue_pair != queue_pair))
-        return SW_DOMAIN;
-    if ((window->access & access) != access)
-        return SW_ACCESS;
-    memory->is_of_file = window->region->is_of_file;
-    return place(window->memory, window->base, window->length, address, length, &memory->at);
-}
-
-enum sw_refusal sw_reach_remote(struct ibv_qp *queue_pair, uint32_t number, uint64_t address,
-                                uint64_t length, int access, struct sw_memory *memory)
-{
-    *memory = (struct sw_memory){.at = nothing};
-    if (!length)
-        return SW_REACHED;
-    struct sw_key *key = find(number);
-    if (!key || key->key != number)
-        return SW_NO_KEY;
-    if (key->is_window)
-        return reach_window(queue_pair, window_of(key), address, length, access, memory);
-    struct sw_region *region = region_of(key);
-    if (region->ibv.pd != queue_pair->pd)
-        return SW_DOMAIN;
-    if ((region->access & access) != access)
-        return SW_ACCESS;
-    memory->is_of_file = region->is_of_file;
-    return place(region->ibv.addr, region->base, region->ibv.length, address, length, &memory->at);
 }
 
 /* No effect: a registration populates its pages, and accesses may fault. Only errors are found. */
