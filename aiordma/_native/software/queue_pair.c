@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "../completion_opcodes.h"
 #include "faults.h"
 
 enum { BUCKETS = 4096 };
@@ -89,27 +90,6 @@ void sw_tell_if_drained(struct sw_queue_pair *pair)
     pair->attributes.en_sqd_async_notify = 0;
 }
 
-static enum ibv_wc_opcode opcode_of(enum ibv_wr_opcode opcode)
-{
-    switch (opcode) {
-    case IBV_WR_RDMA_WRITE:
-    case IBV_WR_RDMA_WRITE_WITH_IMM:
-        return IBV_WC_RDMA_WRITE;
-    case IBV_WR_RDMA_READ:
-        return IBV_WC_RDMA_READ;
-    case IBV_WR_ATOMIC_CMP_AND_SWP:
-        return IBV_WC_COMP_SWAP;
-    case IBV_WR_ATOMIC_FETCH_AND_ADD:
-        return IBV_WC_FETCH_ADD;
-    case IBV_WR_LOCAL_INV:
-        return IBV_WC_LOCAL_INV;
-    case IBV_WR_BIND_MW:
-        return IBV_WC_BIND_MW;
-    default:
-        return IBV_WC_SEND;
-    }
-}
-
 /* Complete sends in the order of the posts: a send that has ended waits for the earlier ones. */
 static void retire(struct sw_queue_pair *pair)
 {
@@ -125,7 +105,7 @@ static void retire(struct sw_queue_pair *pair)
         struct ibv_wc completion = {
             .wr_id = send->wr_id,
             .status = send->status,
-            .opcode = opcode_of(send->opcode),
+            .opcode = aiordma_completes_as(send->opcode),
             .qp_num = pair->ibv.qp_num,
         };
         if (completion.opcode == IBV_WC_RDMA_READ)
