@@ -88,7 +88,7 @@ static void call_readable(StreamPath *path)
 {
     PyObject *reader = Py_XNewRef(path->reader);
 
-    if (reader && engine_wake((Waiter *)reader))
+    if (reader && engine_wake(reader))
         engine_log("waking the task that receives from a stream failed", reader);
     Py_XDECREF(reader);
     call(path->on_readable);

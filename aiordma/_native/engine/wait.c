@@ -128,8 +128,15 @@ static int schedule(Waiter *waiter)
     return collecting ? PyList_Append(collecting, (PyObject *)waiter) : call_soon(waiter);
 }
 
-int engine_wake(Waiter *waiter)
+int engine_wake(PyObject *object)
 {
+    Waiter *waiter = (Waiter *)object;
+
+    if (!Py_IS_TYPE(object, &engine_waiter_type)) {
+        PyObject *result = engine_call_method_alone(engine_given.wake, &object, 1);
+        Py_XDECREF(result);
+        return result ? 0 : -1;
+    }
     if (waiter->state != WAITING)
         return 0;
     waiter->state = WOKEN;
@@ -317,7 +324,7 @@ static PyObject *waiter_wait(PyObject *waiter, PyObject *none)
     return Py_NewRef(waiter);
 }
 
-static PyObject *waiter_wake(Waiter *waiter, PyObject *none)
+static PyObject *waiter_wake(PyObject *waiter, PyObject *none)
 {
     (void)none;
     if (engine_wake(waiter) || engine_interrupted())

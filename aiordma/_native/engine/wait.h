@@ -25,7 +25,8 @@ extern PyTypeObject engine_waiter_type;
 
 Waiter *engine_waiter(PyObject *loop);
 void engine_await(Waiter *waiter, PyObject *awaited, const struct engine_awaited *calls);
-int engine_wake(Waiter *waiter);
+/* Wake a waiter of any loop: a Waiter, or an object with a method `wake`. */
+int engine_wake(PyObject *object);
 /* Collect the waiters that are woken from now on, until engine_run_woken runs their tasks. */
 void engine_collect_woken(PyObject *list);
 int engine_run_woken(PyObject *list);
