@@ -31,9 +31,7 @@ static PyObject *recv_name;
 
 int engine_arrival_names(void)
 {
-    if (!recv_name)
-        recv_name = PyUnicode_InternFromString("RECV");
-    return recv_name ? 0 : -1;
+    return engine_intern(&recv_name, "RECV");
 }
 
 /* -- posting blocks ---------------------------------------------------------------------------- */

@@ -69,18 +69,8 @@ static PyObject *find_name, *move_name, *data_name;
 
 int engine_datagram_names(void)
 {
-    const struct {
-        PyObject **place;
-        const char *text;
-    } names[] = {
-        {&find_name, "_find"},
-        {&move_name, "move_to_end"},
-        {&data_name, "data"},
-    };
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (!*names[i].place && !(*names[i].place = PyUnicode_InternFromString(names[i].text)))
-            return -1;
-    return 0;
+    return engine_intern(&find_name, "_find") || engine_intern(&move_name, "move_to_end") ||
+           engine_intern(&data_name, "data");
 }
 
 /* Return what identifies the sender: its queue pair, LID and GID, and the destination's GID. */

@@ -8,21 +8,10 @@ static PyObject *view_name, *enter_name, *end_elsewhere_name, *release_later_nam
 
 int engine_view_names(void)
 {
-    const struct {
-        PyObject **place;
-        const char *text;
-    } names[] = {
-        {&view_name, "view"},
-        {&enter_name, "enter"},
-        {&end_elsewhere_name, "end_elsewhere"},
-        {&release_later_name, "release_later"},
-        {&replace_name, "replace"},
-        {&release_name, "release"},
-    };
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (!*names[i].place && !(*names[i].place = PyUnicode_InternFromString(names[i].text)))
-            return -1;
-    return 0;
+    return engine_intern(&view_name, "view") || engine_intern(&enter_name, "enter") ||
+           engine_intern(&end_elsewhere_name, "end_elsewhere") ||
+           engine_intern(&release_later_name, "release_later") ||
+           engine_intern(&replace_name, "replace") || engine_intern(&release_name, "release");
 }
 
 /*
