@@ -440,16 +440,6 @@ static PySendResult receive_send(DatagramReceive *receive, PyObject *value, PyOb
     return *result ? PYGEN_RETURN : PYGEN_ERROR;
 }
 
-static PyObject *receive_next(DatagramReceive *receive)
-{
-    return engine_stop_iteration(receive_result(receive, NULL));
-}
-
-static PyObject *receive_itself(PyObject *receive)
-{
-    return Py_NewRef(receive);
-}
-
 static PyObject *receive_done(DatagramReceive *receive, PyObject *none)
 {
     (void)none;
@@ -516,6 +506,6 @@ PyTypeObject engine_receive_type = {
     .tp_methods = receive_methods,
     .tp_members = receive_members,
     .tp_as_async = &receive_awaiting,
-    .tp_iter = receive_itself,
-    .tp_iternext = (iternextfunc)receive_next,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = engine_next,
 };

@@ -386,29 +386,10 @@ static PyObject *view_close(ArrivalView *view, PyObject *none)
     return result;
 }
 
-/* From Python 3.12 on, a coroutine passes on a value by this method, and not by am_send. */
-static PyObject *view_send_value(ArrivalView *view, PyObject *value)
-{
-    PyObject *result;
-    PySendResult step = view_send(view, value, &result);
-
-    return engine_after_step(step, result);
-}
-
-static PyObject *view_next(ArrivalView *view)
-{
-    return view_send_value(view, Py_None);
-}
-
-static PyObject *view_itself(PyObject *view)
-{
-    return Py_NewRef(view);
-}
-
 static PyMethodDef view_methods[] = {
     {"__aenter__", (PyCFunction)view_enter, METH_NOARGS, NULL},
     {"__aexit__", (PyCFunction)(void (*)(void))view_exit, METH_FASTCALL, NULL},
-    {"send", (PyCFunction)view_send_value, METH_O, NULL},
+    {"send", engine_send_value, METH_O, NULL},
     {"throw", (PyCFunction)view_throw, METH_VARARGS, NULL},
     {"close", (PyCFunction)view_close, METH_NOARGS, NULL},
     {"_open", (PyCFunction)view_open, METH_NOARGS,
@@ -421,7 +402,7 @@ static PyMethodDef view_methods[] = {
 };
 
 static PyAsyncMethods view_awaiting = {
-    .am_await = view_itself,
+    .am_await = PyObject_SelfIter,
     .am_send = (sendfunc)view_send,
 };
 
@@ -442,6 +423,6 @@ PyTypeObject engine_view_type = {
     .tp_methods = view_methods,
     .tp_as_async = &view_awaiting,
     .tp_as_buffer = &view_buffer,
-    .tp_iter = view_itself,
-    .tp_iternext = (iternextfunc)view_next,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = engine_next,
 };
