@@ -390,26 +390,7 @@ PyObject *engine_end_chain(PyObject *module, PyObject *const *arguments, Py_ssiz
 
 /* -- the interface for Python --------------------------------------------------------------- */
 
-#define METHOD(name, kind)                                                                        \
-    static PyObject *chain_##name(ChainPort *chain, PyObject *const *arguments, Py_ssize_t count, \
-                                  PyObject *keywords)                                             \
-    {                                                                                             \
-        PyObject *given[ENGINE_ARGUMENTS];                                                        \
-        return engine_port_arguments(kind, arguments, count, keywords, given)                     \
-                   ? engine_collect(chain, kind, given)                                           \
-                   : NULL;                                                                        \
-    }
-
-METHOD(send, ENGINE_SEND)
-METHOD(sendv, ENGINE_SENDV)
-METHOD(write, ENGINE_WRITE)
-METHOD(writev, ENGINE_WRITEV)
-METHOD(read, ENGINE_READ)
-METHOD(readv, ENGINE_READV)
-METHOD(compare_swap, ENGINE_COMPARE_SWAP)
-METHOD(fetch_add, ENGINE_FETCH_ADD)
-METHOD(bind, ENGINE_BIND)
-METHOD(local_invalidate, ENGINE_LOCAL_INVALIDATE)
+ENGINE_COLLECTED_METHODS(ChainPort, chain, engine_collect)
 
 static PyObject *chain_add(ChainPort *chain, PyObject *request)
 {
