@@ -3,11 +3,12 @@
  * It replaces calls of a real device's context, so that everything but the device is measured.
  */
 #include <errno.h>
-#include <infiniband/verbs.h>
 #include <stdint.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+
+#include "completion_opcodes.h"
 
 enum { ROOM = 8192, HEADER = 40, MESSAGE = 64 };
 
@@ -25,27 +26,6 @@ static struct {
     int (*get_cq_event)(struct ibv_comp_channel *, struct ibv_cq **, void **);
     void (*ack_cq_events)(struct ibv_cq *, unsigned int);
 } device;
-
-static enum ibv_wc_opcode opcode_of(enum ibv_wr_opcode opcode)
-{
-    switch (opcode) {
-    case IBV_WR_RDMA_WRITE:
-    case IBV_WR_RDMA_WRITE_WITH_IMM:
-        return IBV_WC_RDMA_WRITE;
-    case IBV_WR_RDMA_READ:
-        return IBV_WC_RDMA_READ;
-    case IBV_WR_ATOMIC_CMP_AND_SWP:
-        return IBV_WC_COMP_SWAP;
-    case IBV_WR_ATOMIC_FETCH_AND_ADD:
-        return IBV_WC_FETCH_ADD;
-    case IBV_WR_BIND_MW:
-        return IBV_WC_BIND_MW;
-    case IBV_WR_LOCAL_INV:
-        return IBV_WC_LOCAL_INV;
-    default:
-        return IBV_WC_SEND;
-    }
-}
 
 static int notify(int channel)
 {
@@ -94,7 +74,8 @@ static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
     if (error || refusal)
         return error ? error : refusal;
     for (; request; request = request->next)
-        if (complete(request->wr_id, opcode_of(request->opcode), queue_pair->qp_num, 0)) {
+        if (complete(request->wr_id, aiordma_completes_as(request->opcode), queue_pair->qp_num,
+                     0)) {
             *refused = request;
             return ENOMEM;
         }

@@ -13,12 +13,12 @@ from typing import Any
 from aiordma import Connection, Datagram
 from tests.internals import ffi, software
 
-from .compiling import compiled
+from .compiling import NATIVE, compiled
 
 
 @cache
 def _library() -> Any:
-    return ctypes.CDLL(str(compiled("instant.c", "-shared", "-fPIC")))
+    return ctypes.CDLL(str(compiled("instant.c", "-shared", "-fPIC", f"-I{NATIVE}")))
 
 
 def _pointer(function: Any) -> int:

@@ -31,9 +31,7 @@ static PyObject *recv_name;
 
 int engine_arrival_names(void)
 {
-    if (!recv_name)
-        recv_name = PyUnicode_InternFromString("RECV");
-    return recv_name ? 0 : -1;
+    return engine_intern(&recv_name, "RECV");
 }
 
 /* -- posting blocks ---------------------------------------------------------------------------- */
@@ -253,21 +251,13 @@ Lease *engine_pop_arrival(ArrivalQueue *queue)
 static void wake(ArrivalQueue *queue)
 {
     PyObject *waiter = queue->waiter;
-    int failed;
 
     if (!waiter)
         return;
     Py_INCREF(waiter);
-    if (Py_IS_TYPE(waiter, &engine_waiter_type)) {
-        failed = engine_wake((Waiter *)waiter);
-    } else {
-        PyObject *result = engine_call_method_alone(engine_given.wake, &waiter, 1);
-        failed = result ? 0 : -1;
-        Py_XDECREF(result);
-    }
-    Py_DECREF(waiter);
-    if (failed)
+    if (engine_wake(waiter))
         engine_log("waking the task that receives from %r failed", queue->port->owner);
+    Py_DECREF(waiter);
 }
 
 /* Return the queue of an arrival; borrowed. NULL: its connection is closed. */

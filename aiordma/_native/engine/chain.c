@@ -10,6 +10,8 @@
 #include "request_type.h"
 #include "window.h"
 
+#include "completion_opcodes.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <structmember.h>
@@ -176,27 +178,6 @@ static int reserve(ChainPort *chain, const struct engine_work *work)
     return 0;
 }
 
-static unsigned int completes_as(enum ibv_wr_opcode opcode)
-{
-    switch (opcode) {
-    case IBV_WR_RDMA_WRITE:
-    case IBV_WR_RDMA_WRITE_WITH_IMM:
-        return IBV_WC_RDMA_WRITE;
-    case IBV_WR_RDMA_READ:
-        return IBV_WC_RDMA_READ;
-    case IBV_WR_ATOMIC_CMP_AND_SWP:
-        return IBV_WC_COMP_SWAP;
-    case IBV_WR_ATOMIC_FETCH_AND_ADD:
-        return IBV_WC_FETCH_ADD;
-    case IBV_WR_BIND_MW:
-        return IBV_WC_BIND_MW;
-    case IBV_WR_LOCAL_INV:
-        return IBV_WC_LOCAL_INV;
-    default:
-        return IBV_WC_SEND;
-    }
-}
-
 /* Store the work of a request. Inline bytes are copied, because the program may change them. */
 static void keep(ChainPort *chain, const struct engine_work *work, Request *request)
 {
@@ -233,7 +214,7 @@ static PyObject *add(ChainPort *chain, struct engine_work *work)
     int is_usable = !chain->over && engine_is_still_usable(port, work);
     if (!is_usable || reserve(chain, work))
         return engine_withdraw(request, is_usable);
-    request->completes_as = completes_as(work->opcode);
+    request->completes_as = aiordma_completes_as(work->opcode);
     keep(chain, work, request);
     /* If it is never posted, it fails when the queue pair ends. */
     engine_enter(port->open, request);
@@ -409,26 +390,7 @@ PyObject *engine_end_chain(PyObject *module, PyObject *const *arguments, Py_ssiz
 
 /* -- the interface for Python --------------------------------------------------------------- */
 
-#define METHOD(name, kind)                                                                        \
-    static PyObject *chain_##name(ChainPort *chain, PyObject *const *arguments, Py_ssize_t count, \
-                                  PyObject *keywords)                                             \
-    {                                                                                             \
-        PyObject *given[ENGINE_ARGUMENTS];                                                        \
-        return engine_port_arguments(kind, arguments, count, keywords, given)                     \
-                   ? engine_collect(chain, kind, given)                                           \
-                   : NULL;                                                                        \
-    }
-
-METHOD(send, ENGINE_SEND)
-METHOD(sendv, ENGINE_SENDV)
-METHOD(write, ENGINE_WRITE)
-METHOD(writev, ENGINE_WRITEV)
-METHOD(read, ENGINE_READ)
-METHOD(readv, ENGINE_READV)
-METHOD(compare_swap, ENGINE_COMPARE_SWAP)
-METHOD(fetch_add, ENGINE_FETCH_ADD)
-METHOD(bind, ENGINE_BIND)
-METHOD(local_invalidate, ENGINE_LOCAL_INVALIDATE)
+ENGINE_COLLECTED_METHODS(ChainPort, chain, engine_collect)
 
 static PyObject *chain_add(ChainPort *chain, PyObject *request)
 {

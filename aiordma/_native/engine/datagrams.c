@@ -69,18 +69,8 @@ static PyObject *find_name, *move_name, *data_name;
 
 int engine_datagram_names(void)
 {
-    const struct {
-        PyObject **place;
-        const char *text;
-    } names[] = {
-        {&find_name, "_find"},
-        {&move_name, "move_to_end"},
-        {&data_name, "data"},
-    };
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (!*names[i].place && !(*names[i].place = PyUnicode_InternFromString(names[i].text)))
-            return -1;
-    return 0;
+    return engine_intern(&find_name, "_find") || engine_intern(&move_name, "move_to_end") ||
+           engine_intern(&data_name, "data");
 }
 
 /* Return what identifies the sender: its queue pair, LID and GID, and the destination's GID. */
@@ -450,16 +440,6 @@ static PySendResult receive_send(DatagramReceive *receive, PyObject *value, PyOb
     return *result ? PYGEN_RETURN : PYGEN_ERROR;
 }
 
-static PyObject *receive_next(DatagramReceive *receive)
-{
-    return engine_stop_iteration(receive_result(receive, NULL));
-}
-
-static PyObject *receive_itself(PyObject *receive)
-{
-    return Py_NewRef(receive);
-}
-
 static PyObject *receive_done(DatagramReceive *receive, PyObject *none)
 {
     (void)none;
@@ -526,6 +506,6 @@ PyTypeObject engine_receive_type = {
     .tp_methods = receive_methods,
     .tp_members = receive_members,
     .tp_as_async = &receive_awaiting,
-    .tp_iter = receive_itself,
-    .tp_iternext = (iternextfunc)receive_next,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = engine_next,
 };

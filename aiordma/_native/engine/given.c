@@ -114,6 +114,13 @@ void engine_log(const char *text, PyObject *object)
     Py_XDECREF(result);
 }
 
+int engine_intern(PyObject **place, const char *text)
+{
+    if (!*place)
+        *place = PyUnicode_InternFromString(text);
+    return *place ? 0 : -1;
+}
+
 int engine_prepare(void)
 {
     static int prepared;
@@ -149,7 +156,7 @@ int engine_prepare(void)
         {&engine_given.await_name, "__await__"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (!*names[i].place && !(*names[i].place = PyUnicode_InternFromString(names[i].text)))
+        if (engine_intern(names[i].place, names[i].text))
             return -1;
     if (!engine_given.with_context)
         engine_given.with_context = Py_BuildValue("(s)", "context");

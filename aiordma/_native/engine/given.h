@@ -56,6 +56,8 @@ void engine_put_back(PyObject *aside);
 PyObject *engine_call_alone(PyObject *function, PyObject *const *arguments, size_t count);
 PyObject *engine_call_method_alone(PyObject *name, PyObject *const *arguments, size_t count);
 
+/* Intern a text, unless that is done. Returns -1 with an exception. */
+int engine_intern(PyObject **place, const char *text);
 /* Intern the names, and count the forks. */
 int engine_prepare(void);
 /* How many forks lie between the first process and this one. */

@@ -104,7 +104,7 @@ PyObject *engine_method(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "sO", &name, &general))
         return NULL;
-    if (!the_port && !(the_port = PyUnicode_InternFromString("_port")))
+    if (engine_intern(&the_port, "_port"))
         return NULL;
     int kind = engine_kind_of(name);
     if (kind == ENGINE_KINDS)

@@ -391,9 +391,5 @@ PyTypeObject engine_pool_type = {
 
 int engine_pool_names(void)
 {
-    if (!next_slab)
-        next_slab = PyUnicode_InternFromString("_next_slab");
-    if (!has_room)
-        has_room = PyUnicode_InternFromString("_has_room");
-    return next_slab && has_room ? 0 : -1;
+    return engine_intern(&next_slab, "_next_slab") || engine_intern(&has_room, "_has_room");
 }

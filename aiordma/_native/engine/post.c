@@ -124,34 +124,15 @@ PyObject *engine_post(Port *port, enum engine_kind kind, PyObject *const *given)
 
 /* -- the interface for Python --------------------------------------------------------------- */
 
-#define METHOD(name, kind)                                                                 \
-    static PyObject *port_##name(Port *port, PyObject *const *arguments, Py_ssize_t count, \
-                                 PyObject *keywords)                                       \
-    {                                                                                      \
-        PyObject *given[ENGINE_ARGUMENTS];                                                 \
-        return engine_port_arguments(kind, arguments, count, keywords, given)              \
-                   ? engine_post(port, kind, given)                                        \
-                   : NULL;                                                                 \
-    }
-
-METHOD(send, ENGINE_SEND)
-METHOD(sendv, ENGINE_SENDV)
-METHOD(receive, ENGINE_RECEIVE)
-METHOD(receivev, ENGINE_RECEIVEV)
-METHOD(write, ENGINE_WRITE)
-METHOD(writev, ENGINE_WRITEV)
-METHOD(read, ENGINE_READ)
-METHOD(readv, ENGINE_READV)
-METHOD(compare_swap, ENGINE_COMPARE_SWAP)
-METHOD(fetch_add, ENGINE_FETCH_ADD)
-METHOD(compare_swap_value, ENGINE_COMPARE_SWAP_VALUE)
-METHOD(fetch_add_value, ENGINE_FETCH_ADD_VALUE)
-METHOD(bind, ENGINE_BIND)
-METHOD(local_invalidate, ENGINE_LOCAL_INVALIDATE)
-METHOD(ud_send, ENGINE_UD_SEND)
-METHOD(ud_sendv, ENGINE_UD_SENDV)
-METHOD(ud_receive, ENGINE_UD_RECEIVE)
-METHOD(ud_receivev, ENGINE_UD_RECEIVEV)
+ENGINE_COLLECTED_METHODS(Port, port, engine_post)
+ENGINE_METHOD(Port, port, engine_post, receive, ENGINE_RECEIVE)
+ENGINE_METHOD(Port, port, engine_post, receivev, ENGINE_RECEIVEV)
+ENGINE_METHOD(Port, port, engine_post, compare_swap_value, ENGINE_COMPARE_SWAP_VALUE)
+ENGINE_METHOD(Port, port, engine_post, fetch_add_value, ENGINE_FETCH_ADD_VALUE)
+ENGINE_METHOD(Port, port, engine_post, ud_send, ENGINE_UD_SEND)
+ENGINE_METHOD(Port, port, engine_post, ud_sendv, ENGINE_UD_SENDV)
+ENGINE_METHOD(Port, port, engine_post, ud_receive, ENGINE_UD_RECEIVE)
+ENGINE_METHOD(Port, port, engine_post, ud_receivev, ENGINE_UD_RECEIVEV)
 
 static PyObject *port_set_peer(Port *port, PyObject *args)
 {

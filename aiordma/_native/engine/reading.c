@@ -409,14 +409,10 @@ struct ibv_send_wr engine_send_wr(const struct engine_work *work)
 
 int engine_work_names(void)
 {
-    if (!send_with_imm && !(send_with_imm = PyUnicode_InternFromString("SEND_WITH_IMM")))
-        return -1;
-    if (!send_with_inv && !(send_with_inv = PyUnicode_InternFromString("SEND_WITH_INV")))
-        return -1;
-    if (!write_with_imm && !(write_with_imm = PyUnicode_InternFromString("RDMA_WRITE_WITH_IMM")))
-        return -1;
     for (int i = 0; i < ENGINE_KINDS; i++)
-        if (!operations[i] && !(operations[i] = PyUnicode_InternFromString(kinds[i].operation)))
+        if (engine_intern(&operations[i], kinds[i].operation))
             return -1;
-    return 0;
+    return engine_intern(&send_with_imm, "SEND_WITH_IMM") ||
+           engine_intern(&send_with_inv, "SEND_WITH_INV") ||
+           engine_intern(&write_with_imm, "RDMA_WRITE_WITH_IMM");
 }

@@ -296,19 +296,9 @@ static void wake_all(Request *request)
     if (!waiters)
         return;
     request->waiters = NULL;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(waiters); i++) {
-        PyObject *waiter = PyList_GET_ITEM(waiters, i);
-        int failed;
-        if (Py_IS_TYPE(waiter, &engine_waiter_type)) {
-            failed = engine_wake((Waiter *)waiter);
-        } else {
-            PyObject *result = engine_call_method_alone(engine_given.wake, &waiter, 1);
-            failed = result ? 0 : -1;
-            Py_XDECREF(result);
-        }
-        if (failed)
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(waiters); i++)
+        if (engine_wake(PyList_GET_ITEM(waiters, i)))
             engine_log("waking the tasks that await %r failed", (PyObject *)request);
-    }
     Py_DECREF(waiters);
 }
 

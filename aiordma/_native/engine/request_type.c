@@ -170,17 +170,6 @@ static PySendResult request_send(Request *request, PyObject *value, PyObject **r
     return *result ? PYGEN_RETURN : PYGEN_ERROR;
 }
 
-static PyObject *request_next(Request *request)
-{
-    return engine_stop_iteration(engine_result(request));
-}
-
-/* For `yield from`, which calls iter(). */
-static PyObject *request_itself(PyObject *request)
-{
-    return Py_NewRef(request);
-}
-
 static PyObject *request_forget_waiter(Request *request, PyObject *waiter)
 {
     engine_forget_waiter(request, waiter);
@@ -494,6 +483,6 @@ PyTypeObject engine_request_type = {
     .tp_members = members,
     .tp_getset = properties,
     .tp_as_async = &awaiting,
-    .tp_iter = request_itself,
-    .tp_iternext = (iternextfunc)request_next,
+    .tp_iter = PyObject_SelfIter, /* for `yield from` */
+    .tp_iternext = engine_next,
 };

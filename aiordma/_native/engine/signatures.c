@@ -101,8 +101,7 @@ int engine_signature_names(void)
 {
     for (int i = 0; i < ENGINE_KINDS; i++)
         for (int j = 0; j < MOST_ARGUMENTS && kinds[i].parameters[j].name; j++)
-            if (!parameter_names[i][j] &&
-                !(parameter_names[i][j] = PyUnicode_InternFromString(kinds[i].parameters[j].name)))
+            if (engine_intern(&parameter_names[i][j], kinds[i].parameters[j].name))
                 return -1;
     return 0;
 }

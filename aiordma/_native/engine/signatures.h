@@ -51,6 +51,28 @@ int engine_arguments(enum engine_kind kind, PyObject *const *arguments, Py_ssize
 /* The same for a method of a port, with a TypeError if they do not fit. */
 int engine_port_arguments(enum engine_kind kind, PyObject *const *arguments, Py_ssize_t count,
                           PyObject *keywords, PyObject **given);
+/* Define a method of a port for requests of one kind. `post`: engine_post or engine_collect. */
+#define ENGINE_METHOD(type, prefix, post, name, kind)                                          \
+    static PyObject *prefix##_##name(type *port, PyObject *const *arguments, Py_ssize_t count, \
+                                     PyObject *keywords)                                       \
+    {                                                                                          \
+        PyObject *given[ENGINE_ARGUMENTS];                                                     \
+        return engine_port_arguments(kind, arguments, count, keywords, given)                  \
+                   ? post(port, kind, given)                                                   \
+                   : NULL;                                                                     \
+    }
+/* The methods that a chain has, too. */
+#define ENGINE_COLLECTED_METHODS(type, prefix, post)                     \
+    ENGINE_METHOD(type, prefix, post, send, ENGINE_SEND)                 \
+    ENGINE_METHOD(type, prefix, post, sendv, ENGINE_SENDV)               \
+    ENGINE_METHOD(type, prefix, post, write, ENGINE_WRITE)               \
+    ENGINE_METHOD(type, prefix, post, writev, ENGINE_WRITEV)             \
+    ENGINE_METHOD(type, prefix, post, read, ENGINE_READ)                 \
+    ENGINE_METHOD(type, prefix, post, readv, ENGINE_READV)               \
+    ENGINE_METHOD(type, prefix, post, compare_swap, ENGINE_COMPARE_SWAP) \
+    ENGINE_METHOD(type, prefix, post, fetch_add, ENGINE_FETCH_ADD)       \
+    ENGINE_METHOD(type, prefix, post, bind, ENGINE_BIND)                 \
+    ENGINE_METHOD(type, prefix, post, local_invalidate, ENGINE_LOCAL_INVALIDATE)
 /* The text signatures of the ports' methods. */
 #define ENGINE_SIGNATURE_SEND \
     "send($self, data, *, immediate=None, invalidate=None, fence=False, solicited=False)\n--\n\n"

@@ -23,22 +23,11 @@ static PyObject *write_name, *word_name, *send_name, *recv_name, *violated_name,
 
 int engine_stream_names(void)
 {
-    const struct {
-        PyObject **place;
-        const char *text;
-    } names[] = {
-        {&write_name, "RDMA_WRITE"},
-        {&word_name, "RDMA_WRITE_WITH_IMM"},
-        {&send_name, "SEND"},
-        {&recv_name, "RECV"},
-        {&violated_name, "violated"},
-        {&refused_name, "refused"},
-        {&wrong_arrival_name, "wrong_arrival"},
-    };
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (!*names[i].place && !(*names[i].place = PyUnicode_InternFromString(names[i].text)))
-            return -1;
-    return 0;
+    return engine_intern(&write_name, "RDMA_WRITE") ||
+           engine_intern(&word_name, "RDMA_WRITE_WITH_IMM") || engine_intern(&send_name, "SEND") ||
+           engine_intern(&recv_name, "RECV") || engine_intern(&violated_name, "violated") ||
+           engine_intern(&refused_name, "refused") ||
+           engine_intern(&wrong_arrival_name, "wrong_arrival");
 }
 
 /* -- places in our memory: the ring, words received, grants to send, words to send ----------- */
@@ -88,7 +77,7 @@ static void call_readable(StreamPath *path)
 {
     PyObject *reader = Py_XNewRef(path->reader);
 
-    if (reader && engine_wake((Waiter *)reader))
+    if (reader && engine_wake(reader))
         engine_log("waking the task that receives from a stream failed", reader);
     Py_XDECREF(reader);
     call(path->on_readable);

@@ -5,11 +5,6 @@
 
 #include <structmember.h>
 
-static PyObject *none_unless_interrupted(void)
-{
-    return engine_interrupted() ? NULL : Py_NewRef(Py_None);
-}
-
 static int is_large_enough(const StreamPath *path)
 {
     Py_ssize_t ours = engine_stream_sent_words(path) + WORD_BYTES * path->depth;
@@ -121,7 +116,7 @@ static PyObject *path_post_receives(StreamPath *path, PyObject *none)
     (void)none;
     for (uint32_t i = 0; i < path->credits && !path->failed; i++)
         engine_stream_post_receive(path, i);
-    return none_unless_interrupted();
+    return engine_none_unless_interrupted();
 }
 
 static PyObject *path_start(StreamPath *path, PyObject *args)
@@ -170,7 +165,7 @@ static PyObject *path_begin(StreamPath *path, PyObject *may_send)
         engine_stream_handle(path, early[i].value, early[i].written);
     PyMem_Free(early);
     engine_stream_send_pending(path);
-    return none_unless_interrupted();
+    return engine_none_unless_interrupted();
 }
 
 static PyObject *path_read(StreamPath *path, PyObject *limit)
@@ -242,21 +237,21 @@ static PyObject *path_close_write(StreamPath *path, PyObject *both)
         path->control = closes_both || path->at_eof ? DISCONNECT : SHUTDOWN;
         engine_stream_send_pending(path);
     }
-    return none_unless_interrupted();
+    return engine_none_unless_interrupted();
 }
 
 static PyObject *path_end(StreamPath *path, PyObject *none)
 {
     (void)none;
     engine_stream_end(path);
-    return none_unless_interrupted();
+    return engine_none_unless_interrupted();
 }
 
 static PyObject *path_wake(StreamPath *path, PyObject *none)
 {
     (void)none;
     engine_stream_wake(path);
-    return none_unless_interrupted();
+    return engine_none_unless_interrupted();
 }
 
 static PyObject *path_writable(StreamPath *path, void *closure)

@@ -245,20 +245,6 @@ static PySendResult transfer_send(Transfer *transfer, PyObject *value, PyObject 
     }
 }
 
-/* From Python 3.12 on, a coroutine passes on a value by this method, and not by am_send. */
-static PyObject *transfer_send_value(Transfer *transfer, PyObject *value)
-{
-    PyObject *result;
-    PySendResult step = transfer_send(transfer, value, &result);
-
-    return engine_after_step(step, result);
-}
-
-static PyObject *transfer_next(Transfer *transfer)
-{
-    return transfer_send_value(transfer, Py_None);
-}
-
 static PyObject *transfer_throw(Transfer *transfer, PyObject *arguments)
 {
     PyObject *inner = Py_XNewRef(transfer->inner);
@@ -308,20 +294,15 @@ static void transfer_dealloc(Transfer *transfer)
     PyObject_GC_Del(transfer);
 }
 
-static PyObject *transfer_itself(PyObject *transfer)
-{
-    return Py_NewRef(transfer);
-}
-
 static PyMethodDef transfer_methods[] = {
-    {"send", (PyCFunction)transfer_send_value, METH_O, NULL},
+    {"send", engine_send_value, METH_O, NULL},
     {"throw", (PyCFunction)transfer_throw, METH_VARARGS, NULL},
     {"close", (PyCFunction)transfer_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static PyAsyncMethods transfer_awaiting = {
-    .am_await = transfer_itself,
+    .am_await = PyObject_SelfIter,
     .am_send = (sendfunc)transfer_send,
 };
 
@@ -335,8 +316,8 @@ PyTypeObject engine_transfer_type = {
     .tp_clear = (inquiry)transfer_clear,
     .tp_methods = transfer_methods,
     .tp_as_async = &transfer_awaiting,
-    .tp_iter = transfer_itself,
-    .tp_iternext = (iternextfunc)transfer_next,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = engine_next,
 };
 
 PyObject *engine_stream_call(StreamPath *path, PyObject *const *arguments, Py_ssize_t count,

@@ -8,21 +8,10 @@ static PyObject *view_name, *enter_name, *end_elsewhere_name, *release_later_nam
 
 int engine_view_names(void)
 {
-    const struct {
-        PyObject **place;
-        const char *text;
-    } names[] = {
-        {&view_name, "view"},
-        {&enter_name, "enter"},
-        {&end_elsewhere_name, "end_elsewhere"},
-        {&release_later_name, "release_later"},
-        {&replace_name, "replace"},
-        {&release_name, "release"},
-    };
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (!*names[i].place && !(*names[i].place = PyUnicode_InternFromString(names[i].text)))
-            return -1;
-    return 0;
+    return engine_intern(&view_name, "view") || engine_intern(&enter_name, "enter") ||
+           engine_intern(&end_elsewhere_name, "end_elsewhere") ||
+           engine_intern(&release_later_name, "release_later") ||
+           engine_intern(&replace_name, "replace") || engine_intern(&release_name, "release");
 }
 
 /*
@@ -397,29 +386,10 @@ static PyObject *view_close(ArrivalView *view, PyObject *none)
     return result;
 }
 
-/* From Python 3.12 on, a coroutine passes on a value by this method, and not by am_send. */
-static PyObject *view_send_value(ArrivalView *view, PyObject *value)
-{
-    PyObject *result;
-    PySendResult step = view_send(view, value, &result);
-
-    return engine_after_step(step, result);
-}
-
-static PyObject *view_next(ArrivalView *view)
-{
-    return view_send_value(view, Py_None);
-}
-
-static PyObject *view_itself(PyObject *view)
-{
-    return Py_NewRef(view);
-}
-
 static PyMethodDef view_methods[] = {
     {"__aenter__", (PyCFunction)view_enter, METH_NOARGS, NULL},
     {"__aexit__", (PyCFunction)(void (*)(void))view_exit, METH_FASTCALL, NULL},
-    {"send", (PyCFunction)view_send_value, METH_O, NULL},
+    {"send", engine_send_value, METH_O, NULL},
     {"throw", (PyCFunction)view_throw, METH_VARARGS, NULL},
     {"close", (PyCFunction)view_close, METH_NOARGS, NULL},
     {"_open", (PyCFunction)view_open, METH_NOARGS,
@@ -432,7 +402,7 @@ static PyMethodDef view_methods[] = {
 };
 
 static PyAsyncMethods view_awaiting = {
-    .am_await = view_itself,
+    .am_await = PyObject_SelfIter,
     .am_send = (sendfunc)view_send,
 };
 
@@ -453,6 +423,6 @@ PyTypeObject engine_view_type = {
     .tp_methods = view_methods,
     .tp_as_async = &view_awaiting,
     .tp_as_buffer = &view_buffer,
-    .tp_iter = view_itself,
-    .tp_iternext = (iternextfunc)view_next,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = engine_next,
 };

@@ -128,8 +128,15 @@ static int schedule(Waiter *waiter)
     return collecting ? PyList_Append(collecting, (PyObject *)waiter) : call_soon(waiter);
 }
 
-int engine_wake(Waiter *waiter)
+int engine_wake(PyObject *object)
 {
+    Waiter *waiter = (Waiter *)object;
+
+    if (!Py_IS_TYPE(object, &engine_waiter_type)) {
+        PyObject *result = engine_call_method_alone(engine_given.wake, &object, 1);
+        Py_XDECREF(result);
+        return result ? 0 : -1;
+    }
     if (waiter->state != WAITING)
         return 0;
     waiter->state = WOKEN;
@@ -260,25 +267,42 @@ static PySendResult waiter_send(Waiter *waiter, PyObject *value, PyObject **resu
     return PYGEN_NEXT;
 }
 
+/* What `send` and `__next__` return after a step. Takes the reference of its result. */
+static PyObject *after_step(PySendResult step, PyObject *result)
+{
+    if (step != PYGEN_RETURN)
+        return step == PYGEN_NEXT ? result : NULL;
+    PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
+    if (stop)
+        PyErr_SetObject(PyExc_StopIteration, stop);
+    Py_XDECREF(stop);
+    Py_DECREF(result);
+    return NULL;
+}
+
+PyObject *engine_send_value(PyObject *awaitable, PyObject *value)
+{
+    PyObject *result;
+    PySendResult step = PyIter_Send(awaitable, value, &result);
+
+    return after_step(step, result);
+}
+
+PyObject *engine_next(PyObject *awaitable)
+{
+    return engine_send_value(awaitable, Py_None);
+}
+
 static PyObject *waiter_next(Waiter *waiter)
 {
     PyObject *result = NULL;
-    switch (waiter_send(waiter, Py_None, &result)) {
-    case PYGEN_NEXT:
-        return result;
-    case PYGEN_RETURN:
-        if (result != Py_None) {
-            PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
-            if (stop) {
-                PyErr_SetObject(PyExc_StopIteration, stop);
-                Py_DECREF(stop);
-            }
-        }
+    PySendResult step = waiter_send(waiter, Py_None, &result);
+
+    if (step == PYGEN_RETURN && result == Py_None) {
         Py_DECREF(result);
         return NULL;
-    default:
-        return NULL;
     }
+    return after_step(step, result);
 }
 
 static PyObject *waiter_throw(Waiter *waiter, PyObject *const *arguments, Py_ssize_t count)
@@ -306,18 +330,13 @@ static PyObject *waiter_close(Waiter *waiter, PyObject *none)
     Py_RETURN_NONE;
 }
 
-static PyObject *waiter_self(PyObject *waiter)
-{
-    return Py_NewRef(waiter);
-}
-
 static PyObject *waiter_wait(PyObject *waiter, PyObject *none)
 {
     (void)none;
     return Py_NewRef(waiter);
 }
 
-static PyObject *waiter_wake(Waiter *waiter, PyObject *none)
+static PyObject *waiter_wake(PyObject *waiter, PyObject *none)
 {
     (void)none;
     if (engine_wake(waiter) || engine_interrupted())
@@ -344,30 +363,6 @@ PyObject *engine_throw_into(PyObject *inner, PyObject *arguments)
 PyObject *engine_close_inner(PyObject *inner)
 {
     return inner ? PyObject_CallMethodNoArgs(inner, engine_given.close) : Py_NewRef(Py_None);
-}
-
-PyObject *engine_stop_iteration(PyObject *result)
-{
-    if (!result)
-        return NULL;
-    PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
-    if (stop)
-        PyErr_SetObject(PyExc_StopIteration, stop);
-    Py_XDECREF(stop);
-    Py_DECREF(result);
-    return NULL;
-}
-
-PyObject *engine_after_step(PySendResult step, PyObject *result)
-{
-    switch (step) {
-    case PYGEN_NEXT:
-        return result;
-    case PYGEN_RETURN:
-        return engine_stop_iteration(result);
-    default:
-        return NULL;
-    }
 }
 
 int engine_runs_here(PyObject *loop)
@@ -508,7 +503,7 @@ static PyMemberDef members[] = {
 };
 
 static PyAsyncMethods awaiting = {
-    .am_await = waiter_self,
+    .am_await = PyObject_SelfIter,
     .am_send = (sendfunc)waiter_send,
 };
 
@@ -522,7 +517,7 @@ PyTypeObject engine_waiter_type = {
     .tp_traverse = (traverseproc)waiter_traverse,
     .tp_clear = (inquiry)waiter_clear,
     .tp_call = (ternaryfunc)waiter_call,
-    .tp_iter = waiter_self,
+    .tp_iter = PyObject_SelfIter,
     .tp_iternext = (iternextfunc)waiter_next,
     .tp_methods = methods,
     .tp_members = members,

@@ -25,7 +25,8 @@ extern PyTypeObject engine_waiter_type;
 
 Waiter *engine_waiter(PyObject *loop);
 void engine_await(Waiter *waiter, PyObject *awaited, const struct engine_awaited *calls);
-int engine_wake(Waiter *waiter);
+/* Wake a waiter of any loop: a Waiter, or an object with a method `wake`. */
+int engine_wake(PyObject *object);
 /* Collect the waiters that are woken from now on, until engine_run_woken runs their tasks. */
 void engine_collect_woken(PyObject *list);
 int engine_run_woken(PyObject *list);
@@ -37,10 +38,12 @@ PyObject *engine_call_then_run(PyObject *function);
  */
 PyObject *engine_throw_into(PyObject *inner, PyObject *arguments);
 PyObject *engine_close_inner(PyObject *inner);
-/* Take the reference of a result, and raise StopIteration with it. Returns NULL. */
-PyObject *engine_stop_iteration(PyObject *result);
-/* What `send` and `__next__` return after a step: its result, or NULL with an exception. */
-PyObject *engine_after_step(PySendResult step, PyObject *result);
+/*
+ * `send` and `__next__` of an awaitable that has am_send. From Python 3.12 on, a coroutine passes on a
+ * value by these, and not by am_send.
+ */
+PyObject *engine_send_value(PyObject *awaitable, PyObject *value);
+PyObject *engine_next(PyObject *awaitable);
 int engine_runs_here(PyObject *loop); /* whether this asyncio loop is running in this thread */
 int engine_wait_names(void);
 

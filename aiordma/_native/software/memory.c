@@ -655,25 +655,6 @@ static enum sw_refusal place(char *start, uint64_t base, uint64_t size, uint64_t
 /* The address of an access to no bytes, because memcpy requires a pointer. */
 static char nothing[1];
 
-enum sw_refusal sw_reach_local(struct ibv_pd *domain, const struct ibv_sge *part, int access,
-                               struct sw_memory *memory)
-{
-    *memory = (struct sw_memory){.at = nothing};
-    if (!part->length)
-        return SW_REACHED;
-    struct sw_key *key = find(part->lkey);
-    if (!key || key->key != part->lkey || key->is_window)
-        return SW_NO_KEY;
-    struct sw_region *region = region_of(key);
-    if (region->ibv.pd != domain)
-        return SW_DOMAIN;
-    if ((region->access & access) != access)
-        return SW_ACCESS;
-    memory->is_of_file = region->is_of_file;
-    return place(region->ibv.addr, region->base, region->ibv.length, part->addr, part->length,
-                 &memory->at);
-}
-
 static enum sw_refusal reach_window(struct ibv_qp *queue_pair, struct sw_window *window,
                                     uint64_t address, uint64_t length, int access,
                                     struct sw_memory *memory)
@@ -689,8 +670,10 @@ static enum sw_refusal reach_window(struct ibv_qp *queue_pair, struct sw_window 
     return place(window->memory, window->base, window->length, address, length, &memory->at);
 }
 
-enum sw_refusal sw_reach_remote(struct ibv_qp *queue_pair, uint32_t number, uint64_t address,
-                                uint64_t length, int access, struct sw_memory *memory)
+/* queue_pair: NULL for the program's own request, which cannot use a window. */
+static enum sw_refusal reach(const struct ibv_pd *domain, struct ibv_qp *queue_pair,
+                             uint32_t number, uint64_t address, uint64_t length, int access,
+                             struct sw_memory *memory)
 {
     *memory = (struct sw_memory){.at = nothing};
     if (!length)
@@ -699,14 +682,44 @@ enum sw_refusal sw_reach_remote(struct ibv_qp *queue_pair, uint32_t number, uint
     if (!key || key->key != number)
         return SW_NO_KEY;
     if (key->is_window)
-        return reach_window(queue_pair, window_of(key), address, length, access, memory);
+        return queue_pair
+                   ? reach_window(queue_pair, window_of(key), address, length, access, memory)
+                   : SW_NO_KEY;
     struct sw_region *region = region_of(key);
-    if (region->ibv.pd != queue_pair->pd)
+    if (region->ibv.pd != domain)
         return SW_DOMAIN;
     if ((region->access & access) != access)
         return SW_ACCESS;
     memory->is_of_file = region->is_of_file;
     return place(region->ibv.addr, region->base, region->ibv.length, address, length, &memory->at);
+}
+
+enum sw_refusal sw_reach_local(struct ibv_pd *domain, const struct ibv_sge *part, int access,
+                               struct sw_memory *memory)
+{
+    return reach(domain, NULL, part->lkey, part->addr, part->length, access, memory);
+}
+
+enum sw_refusal sw_reach_remote(struct ibv_qp *queue_pair, uint32_t number, uint64_t address,
+                                uint64_t length, int access, struct sw_memory *memory)
+{
+    return reach(queue_pair->pd, queue_pair, number, address, length, access, memory);
+}
+
+enum ibv_wc_status sw_next_piece(struct sw_span *span, int access, struct sw_piece *piece)
+{
+    for (; span->count && span->offset >= span->part->length; span->count--)
+        span->offset -= span->part++->length;
+    if (!span->count)
+        return IBV_WC_LOC_LEN_ERR;
+    uint32_t room = span->part->length - span->offset;
+    piece->size = span->size < room ? span->size : room;
+    if (sw_reach_local(span->domain, span->part, access, &piece->memory))
+        return IBV_WC_LOC_PROT_ERR;
+    piece->memory.at += span->offset;
+    span->offset += piece->size;
+    span->size -= piece->size;
+    return IBV_WC_SUCCESS;
 }
 
 /* No effect: a registration populates its pages, and accesses may fault. Only errors are found. */

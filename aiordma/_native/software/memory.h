@@ -49,12 +49,31 @@ enum sw_refusal {
     SW_WRAP,   /* the address range wraps around */
 };
 
+/* Bytes of a request, in its parts from `part` on. */
+struct sw_span {
+    struct ibv_pd *domain;
+    const struct ibv_sge *part;
+    int count; /* of parts */
+    uint32_t offset, size;
+};
+
+/* The bytes that are in one part. */
+struct sw_piece {
+    struct sw_memory memory;
+    uint32_t size;
+};
+
 /* Find a part of the program's own request. access: 0 to read, IBV_ACCESS_LOCAL_WRITE to write. */
 enum sw_refusal sw_reach_local(struct ibv_pd *domain, const struct ibv_sge *part, int access,
                                struct sw_memory *memory);
 /* The same for a peer's request. access: IBV_ACCESS_REMOTE_READ, _WRITE or _ATOMIC. */
 enum sw_refusal sw_reach_remote(struct ibv_qp *queue_pair, uint32_t key, uint64_t address,
                                 uint64_t length, int access, struct sw_memory *memory);
+/*
+ * Take the next piece of a span that is not empty. LOC_LEN_ERR if the parts end before the span;
+ * LOC_PROT_ERR if the part is not accessible. access: as for sw_reach_local.
+ */
+enum ibv_wc_status sw_next_piece(struct sw_span *span, int access, struct sw_piece *piece);
 /* SEND with invalidate (is_remote) and LOCAL_INV: unbind a type 2 window of this queue pair. */
 enum sw_refusal sw_invalidate(struct ibv_qp *queue_pair, uint32_t key, int is_remote);
 /* BIND_MW of both types, when the send queue carries it out. */

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "../completion_opcodes.h"
 #include "faults.h"
 
 enum { BUCKETS = 4096 };
@@ -89,27 +90,6 @@ void sw_tell_if_drained(struct sw_queue_pair *pair)
     pair->attributes.en_sqd_async_notify = 0;
 }
 
-static enum ibv_wc_opcode opcode_of(enum ibv_wr_opcode opcode)
-{
-    switch (opcode) {
-    case IBV_WR_RDMA_WRITE:
-    case IBV_WR_RDMA_WRITE_WITH_IMM:
-        return IBV_WC_RDMA_WRITE;
-    case IBV_WR_RDMA_READ:
-        return IBV_WC_RDMA_READ;
-    case IBV_WR_ATOMIC_CMP_AND_SWP:
-        return IBV_WC_COMP_SWAP;
-    case IBV_WR_ATOMIC_FETCH_AND_ADD:
-        return IBV_WC_FETCH_ADD;
-    case IBV_WR_LOCAL_INV:
-        return IBV_WC_LOCAL_INV;
-    case IBV_WR_BIND_MW:
-        return IBV_WC_BIND_MW;
-    default:
-        return IBV_WC_SEND;
-    }
-}
-
 /* Complete sends in the order of the posts: a send that has ended waits for the earlier ones. */
 static void retire(struct sw_queue_pair *pair)
 {
@@ -125,7 +105,7 @@ static void retire(struct sw_queue_pair *pair)
         struct ibv_wc completion = {
             .wr_id = send->wr_id,
             .status = send->status,
-            .opcode = opcode_of(send->opcode),
+            .opcode = aiordma_completes_as(send->opcode),
             .qp_num = pair->ibv.qp_num,
         };
         if (completion.opcode == IBV_WC_RDMA_READ)
@@ -217,51 +197,35 @@ int sw_take_receive(struct sw_queue_pair *pair, int wait)
 enum ibv_wc_status sw_scatter(struct ibv_pd *domain, const struct ibv_sge *parts, int count,
                               uint32_t offset, const void *bytes, uint32_t size)
 {
+    struct sw_span span = {domain, parts, count, offset, size};
     const char *from = bytes;
-    struct sw_memory memory;
+    struct sw_piece piece;
 
-    for (int i = 0; i < count && size; i++) {
-        if (offset >= parts[i].length) {
-            offset -= parts[i].length;
-            continue;
-        }
-        uint32_t room = parts[i].length - offset;
-        uint32_t here = size < room ? size : room;
-        if (sw_reach_local(domain, &parts[i], IBV_ACCESS_LOCAL_WRITE, &memory))
+    for (; span.size; from += piece.size) {
+        enum ibv_wc_status status = sw_next_piece(&span, IBV_ACCESS_LOCAL_WRITE, &piece);
+        if (status)
+            return status;
+        if (sw_copy_to(piece.memory, from, piece.size))
             return IBV_WC_LOC_PROT_ERR;
-        memory.at += offset;
-        if (sw_copy_to(memory, from, here))
-            return IBV_WC_LOC_PROT_ERR;
-        from += here;
-        size -= here;
-        offset = 0;
     }
-    return size ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
+    return IBV_WC_SUCCESS;
 }
 
 enum ibv_wc_status sw_gather(struct ibv_pd *domain, const struct ibv_sge *parts, int count,
                              uint32_t offset, void *bytes, uint32_t size)
 {
-    struct sw_memory memory;
+    struct sw_span span = {domain, parts, count, offset, size};
+    struct sw_piece piece;
     char *to = bytes;
 
-    for (int i = 0; i < count && size; i++) {
-        if (offset >= parts[i].length) {
-            offset -= parts[i].length;
-            continue;
-        }
-        uint32_t room = parts[i].length - offset;
-        uint32_t here = size < room ? size : room;
-        if (sw_reach_local(domain, &parts[i], 0, &memory))
+    for (; span.size; to += piece.size) {
+        enum ibv_wc_status status = sw_next_piece(&span, 0, &piece);
+        if (status)
+            return status;
+        if (sw_copy_from(to, piece.memory, piece.size))
             return IBV_WC_LOC_PROT_ERR;
-        memory.at += offset;
-        if (sw_copy_from(to, memory, here))
-            return IBV_WC_LOC_PROT_ERR;
-        to += here;
-        size -= here;
-        offset = 0;
     }
-    return size ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
+    return IBV_WC_SUCCESS;
 }
 
 enum ibv_wc_status sw_fill_receive(struct sw_queue_pair *pair, uint32_t offset, const void *bytes,

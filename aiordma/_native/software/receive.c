@@ -244,12 +244,6 @@ static int begin(struct sw_stream *stream)
 
 /* -- placing payload --------------------------------------------------------------------------- */
 
-/* A piece of memory, filled by one copy. */
-struct place {
-    struct sw_memory memory;
-    uint32_t size;
-};
-
 static int is_placed(enum sw_operation operation)
 {
     switch (operation) {
@@ -266,26 +260,15 @@ static int is_placed(enum sw_operation operation)
 }
 
 static int locate_parts(struct sw_stream *stream, const struct ibv_sge *parts, int count,
-                        uint32_t offset, uint32_t size, struct place *to)
+                        uint32_t offset, uint32_t size, struct sw_piece *to)
 {
-    struct sw_memory memory;
+    struct sw_span span = {stream->pair->ibv.pd, parts, count, offset, size};
     int found = 0;
 
-    for (int i = 0; i < count && size; i++) {
-        if (offset >= parts[i].length) {
-            offset -= parts[i].length;
-            continue;
-        }
-        uint32_t room = parts[i].length - offset;
-        uint32_t here = size < room ? size : room;
-        if (sw_reach_local(stream->pair->ibv.pd, &parts[i], IBV_ACCESS_LOCAL_WRITE, &memory))
+    while (span.size)
+        if (sw_next_piece(&span, IBV_ACCESS_LOCAL_WRITE, &to[found++]))
             return -1;
-        memory.at += offset;
-        to[found++] = (struct place){memory, here};
-        size -= here;
-        offset = 0;
-    }
-    return size ? -1 : found;
+    return found;
 }
 
 /* The payload cannot be placed: fail the queue pair. Returns -1. */
@@ -316,7 +299,7 @@ static int fail_placing(struct sw_stream *stream, enum sw_refusal refusal)
  * SW_MOST_PARTS. They are looked up for each piece of a frame, because memory can be deregistered
  * in between. Returns their number, or -1: refused, and the queue pair has failed.
  */
-static int locate(struct sw_stream *stream, uint32_t size, struct place *to)
+static int locate(struct sw_stream *stream, uint32_t size, struct sw_piece *to)
 {
     struct sw_receiving *receiving = &stream->receiving;
     struct sw_queue_pair *pair = stream->pair;
@@ -372,7 +355,7 @@ static int place(struct sw_stream *stream)
     struct sw_receiving *receiving = &stream->receiving;
     uint32_t here = sw_waiting_size(receiving->from);
     uint32_t left = receiving->frame.payload - receiving->placed;
-    struct place parts[SW_MOST_PARTS];
+    struct sw_piece parts[SW_MOST_PARTS];
 
     if (here > left)
         here = left;
@@ -841,7 +824,7 @@ static int next_parts(struct sw_stream *stream, struct iovec *parts, uint32_t *d
 {
     struct sw_receiving *receiving = &stream->receiving;
     uint32_t left = receiving->frame.payload - receiving->placed;
-    struct place places[SW_MOST_PARTS];
+    struct sw_piece places[SW_MOST_PARTS];
     int count = 0;
 
     *direct = 0;

@@ -56,10 +56,11 @@ static int add_parts(struct sw_stream *stream, struct sw_out_frame *frame)
     struct sw_queue_pair *pair = stream->pair;
     const struct sw_send *send = frame->send;
     uint32_t offset = frame->offset, left = frame->payload;
-    struct sw_memory memory;
+    struct sw_piece piece;
     int error;
 
     if (frame->is_answer) {
+        struct sw_memory memory;
         if (sw_reach_remote(&pair->ibv, frame->stag, frame->address, left, IBV_ACCESS_REMOTE_READ,
                             &memory))
             return EACCES;
@@ -73,22 +74,14 @@ static int add_parts(struct sw_stream *stream, struct sw_out_frame *frame)
         sending->parts[sending->part_count++] = (struct iovec){send->inlined + offset, left};
         return 0;
     }
-    for (int i = 0; i < send->part_count && left; i++) {
-        if (offset >= send->parts[i].length) {
-            offset -= send->parts[i].length;
-            continue;
-        }
-        uint32_t room = send->parts[i].length - offset;
-        uint32_t here = left < room ? left : room;
-        if (sw_reach_local(pair->ibv.pd, &send->parts[i], 0, &memory))
+    struct sw_span span = {pair->ibv.pd, send->parts, send->part_count, offset, left};
+    while (span.size) {
+        if (sw_next_piece(&span, 0, &piece))
             return EACCES;
-        memory.at += offset;
-        if (!memory.is_of_file)
-            sending->parts[sending->part_count++] = (struct iovec){memory.at, here};
-        else if ((error = add_copy(stream, memory, here)))
+        if (!piece.memory.is_of_file)
+            sending->parts[sending->part_count++] = (struct iovec){piece.memory.at, piece.size};
+        else if ((error = add_copy(stream, piece.memory, piece.size)))
             return error;
-        left -= here;
-        offset = 0;
     }
     return 0;
 }
