@@ -41,13 +41,14 @@ from aiordma._loop.threads import (
     calls_under_way,
     start_call,
 )
-from aiordma._native import Drain, ffi, lib
+from aiordma._native import Drain, StreamPath, ffi, lib
 from aiordma._requests.pool import BufferPool, Lease
 from aiordma._runtime import device_choice, reactor
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor, current_reactors
 from aiordma._runtime.teardown import Phase, Teardown
+from aiordma.streams import Stream
 from aiordma.verbs import CompletionQueue, QueuePair
 from aiordma.verbs.identifier import Identifier
 
@@ -238,6 +239,11 @@ def open_on(listener: Listener) -> int:
 def hubs_of(listener: Listener) -> list[DeviceHub]:
     """The hubs of the listener's reactor, one for each device."""
     return list(listener._reactor._hubs.values())
+
+
+def path_of(stream: Stream) -> StreamPath:
+    """The data path of a stream."""
+    return stream._path
 
 
 def requests_of(listener: Listener) -> FairQueue[ConnectionRequest]:

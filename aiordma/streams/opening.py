@@ -75,7 +75,7 @@ LEAST_LEFT_SECONDS = 0.05
 class StreamOptions(TypedDict, total=False):
     """The keyword arguments of `connect_stream` and `listen_stream` that set up the stream."""
 
-    buffer_size: int
+    buffer_size: int | None
     queue_depth: int
     close_timeout: float
     tos: int | None
@@ -102,8 +102,10 @@ class StreamSettings:
         self.call: str = function.__name__
         call = self.call
         others = dict(options)
+        given = others.pop("buffer_size", None)
+        self.grows: bool = given is None
         buffer_bytes = whole_number(
-            others.pop("buffer_size", BUFFER_BYTES),
+            BUFFER_BYTES if given is None else given,
             "buffer_size",
             _LEAST_BUFFER_BYTES,
             _MOST_BUFFER_BYTES,
@@ -132,6 +134,15 @@ class StreamSettings:
             responder_resources=0,
         )
 
+    def rsocket(self, connection: Connection) -> Rsocket:
+        """Return an rsocket with these options over a prepared connection.
+
+        Raises: as `Rsocket`.
+        """
+        return Rsocket(
+            connection, self.ring_bytes, close_timeout=self.close_timeout, grows=self.grows
+        )
+
 
 @opens
 async def connect_stream(
@@ -154,7 +165,8 @@ async def connect_stream(
             for the answer remains, an aiordma listener whose backlog is full is tried again, as a
             client of TCP does, too.
         buffer_size: bytes that the peer can send before this side has received them; as many again
-            are used for sending. 4 KiB to 1 GiB.
+            are used for sending. 4 KiB to 1 GiB. None: 256 KiB, and 1 MiB once they were full
+            several times.
         queue_depth: messages that can be on the way in each direction, 16 to 65,534. Each send is
             at least one message.
         close_timeout: seconds in which a close waits until the peer's device has everything that
@@ -313,7 +325,7 @@ async def connect_rsocket(
     async def establish(connection: Connection, address: str) -> Rsocket:
         async with _closed_on_failure(connection):
             check(connection)
-            rsocket = Rsocket(connection, settings.ring_bytes, close_timeout=settings.close_timeout)
+            rsocket = settings.rsocket(connection)
         # If it fails, it closes the connection itself: in the background while the driver waits for
         # the peer, which takes iWARP's up to two minutes.
         connecting = _Connecting(connection, rsocket)
@@ -518,11 +530,7 @@ class StreamListener(AnyListener[Stream]):
         peer = request.private_data
         connection = await request.prepare()
         try:
-            rsocket = Rsocket(
-                connection,
-                self._settings.ring_bytes,
-                close_timeout=self._settings.close_timeout,
-            )
+            rsocket = self._settings.rsocket(connection)
             with _naming(request._operation):
                 rsocket.start(peer)
             await connection.establish(private_data=rsocket.hello())

@@ -20,6 +20,7 @@ from aiordma.verbs.memory import MemoryRegion
 
 __all__ = (
     "CONTROL_SLOTS",
+    "LENT",
     "WORD_BYTES",
     "Memory",
     "StreamPath",
@@ -27,7 +28,8 @@ __all__ = (
     "stream_path",
 )
 
-_LENT: Access = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+LENT: Access = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+"""Of the ring that the peer writes to."""
 
 CONTROL_SLOTS = 4
 """Requests of the send queue that are kept for grants and for the end. (On iWARP a grant takes
@@ -47,18 +49,20 @@ class Memory:
     Args:
         connection: registers it.
         ring_bytes: of each of the two rings.
+        grows: the path may ask its owner for larger ones.
     """
 
-    def __init__(self, connection: Connection, ring_bytes: int) -> None:
+    def __init__(self, connection: Connection, ring_bytes: int, grows: bool = False) -> None:
         options = connection.options
         words = options.max_recv_wr + options.max_send_wr
         self.ring_bytes: int = ring_bytes
+        self.grows: bool = grows
         # The peer may write to the ring and the table. It cannot reach the rest.
         self.lent_bytes: bytearray = bytearray(ring_bytes + _TABLE_BYTES)
         self.our_bytes: bytearray = bytearray(
             ring_bytes + GRANT_BYTES * CONTROL_SLOTS + WORD_BYTES * words
         )
-        self.lent: MemoryRegion = connection.register(self.lent_bytes, _LENT)
+        self.lent: MemoryRegion = connection.register(self.lent_bytes, LENT)
         self.ours: MemoryRegion = connection.register(self.our_bytes)
 
     @property
@@ -91,6 +95,7 @@ def stream_path(connection: Connection, memory: Memory, uses_words: bool) -> Str
         depth=options.max_send_wr,
         transfer=TRANSFER_BYTES,
         uses_words=uses_words,
+        grows=memory.grows,
     )
 
 

@@ -3,6 +3,7 @@ its data. Nothing waits in these two modules (except `drained`), so that streams
 transports can both be built on them.
 """
 
+import logging
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -16,14 +17,18 @@ from aiordma._base.errors import (
 from aiordma._connection.connection import Connection
 from aiordma._endpoint.capabilities import has_immediate
 from aiordma._endpoint.domain_state import wrong_domain
+from aiordma._endpoint.registration import register
 from aiordma._loop.threads import Once
-from aiordma.streams.path import WORD_BYTES, Memory, StreamPath, stream_path
+from aiordma.streams.path import LENT, WORD_BYTES, Memory, StreamPath, stream_path
 from aiordma.streams.protocol import GRANT_BYTES, Hello
 from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.memory import MemorySlice
 
 __all__ = ("CLOSE_TIMEOUT", "Rsocket")
 
+logger: logging.Logger = logging.getLogger("aiordma")
+
+GROWN_BYTES = 1 << 20
 CLOSE_TIMEOUT = 5.0
 """How many seconds a close waits, unless the program says otherwise."""
 
@@ -33,10 +38,18 @@ _RECEIVED_WORD = int(WorkCompletionOpcode.RECV)
 class Rsocket:
     """See the module. The connection is a prepared one, with `receive_buffers=0`.
 
+    Args:
+        connection: see above.
+        ring_bytes: of each of the two rings.
+        grows: a ring that is full several times is replaced by one of GROWN_BYTES.
+        close_timeout: as the attribute.
+        make_path: makes the data path.
+
     Attributes:
         path: the data path.
         close_timeout: how many seconds a close waits for `drained`.
-        buffer_sizes: the bytes of the ring that the peer writes to, and of that for sending.
+        buffer_sizes: the bytes of the ring that the peer writes to, and of that for sending, at
+            the beginning.
 
     Raises:
         VerbsCallError: memory could not be registered, or a receive not posted.
@@ -48,6 +61,8 @@ class Rsocket:
         ring_bytes: int,
         make_path: Callable[[Connection, Memory, bool], StreamPath] = stream_path,
         close_timeout: float = CLOSE_TIMEOUT,
+        *,
+        grows: bool = False,
     ) -> None:
         self.close_timeout = close_timeout
         self.buffer_sizes: tuple[int, int] = (ring_bytes, ring_bytes)
@@ -56,7 +71,7 @@ class Rsocket:
         self._is_iwarp = self._endpoint.hub.is_iwarp
         self._takes_immediate = self._is_iwarp and has_immediate(self._endpoint)
         self._credits = connection.options.max_recv_wr
-        self._memory = Memory(connection, ring_bytes)
+        self._memory = Memory(connection, ring_bytes, grows)
         self._error: Exception | None = None
         self.path: StreamPath = make_path(connection, self._memory, self._is_iwarp)
         self.path.owner = self
@@ -190,6 +205,21 @@ class Rsocket:
             return False
         self.path.on_drained = callback
         return True
+
+    def grow(self, outwards: bool) -> None:
+        """Give the path a larger ring, which it asks for because its own was full several times: as
+        TCP's buffers, rings grow with the traffic. Without memory for it, it keeps its own.
+
+        Args:
+            outwards: that for sending, and not that which the peer writes to.
+        """
+        memory = bytearray(GROWN_BYTES)
+        try:
+            region = register(self._endpoint, memory, None if outwards else LENT)
+        except RdmaError as error:
+            logger.debug("%s keeps its small buffer: %s", self._endpoint.name, error)
+            return
+        self.path.grow(outwards, region, memory, region.lkey if outwards else region.rkey)
 
     # -- the end, by the path: the engine may call one of these twice ------------------------------
 

@@ -19,7 +19,7 @@
 #include <stdatomic.h>
 
 static PyObject *write_name, *word_name, *send_name, *recv_name, *violated_name, *refused_name,
-    *wrong_arrival_name;
+    *wrong_arrival_name, *grow_name;
 
 int engine_stream_names(void)
 {
@@ -27,7 +27,7 @@ int engine_stream_names(void)
            engine_intern(&word_name, "RDMA_WRITE_WITH_IMM") || engine_intern(&send_name, "SEND") ||
            engine_intern(&recv_name, "RECV") || engine_intern(&violated_name, "violated") ||
            engine_intern(&refused_name, "refused") ||
-           engine_intern(&wrong_arrival_name, "wrong_arrival");
+           engine_intern(&wrong_arrival_name, "wrong_arrival") || engine_intern(&grow_name, "grow");
 }
 
 /* -- places in our memory: the ring, words received, grants to send, words to send ----------- */
@@ -127,6 +127,24 @@ static void refused(StreamPath *path, int error, int is_receive)
 {
     PyObject *arguments = Py_BuildValue("(iO)", error, is_receive ? Py_True : Py_False);
     tell(path, refused_name, arguments);
+}
+
+enum { OFTEN = 4 };
+
+/* Ask the owner for a larger ring, once, if this one was full several times. */
+static void ask_to_grow(StreamPath *path, enum direction direction)
+{
+    if (!path->grows || path->asked[direction] || path->filled[direction] < OFTEN || path->failed)
+        return;
+    path->asked[direction] = 1;
+    PyObject *owner = path->owner == Py_None ? NULL : Py_XNewRef(path->owner), *result = NULL;
+    PyObject *arguments[] = {owner, direction == OUTWARDS ? Py_True : Py_False};
+    if (owner)
+        result = engine_call_method_alone(grow_name, arguments, 2);
+    if (owner && !result)
+        engine_log("a larger ring for a stream failed", owner);
+    Py_XDECREF(result);
+    Py_XDECREF(owner);
 }
 
 /* The peer did what no correct peer does: end the stream. Takes the reference to the text. */
@@ -323,6 +341,11 @@ void engine_stream_post_receive(StreamPath *path, uint32_t number)
 
 /* -- what we may send -------------------------------------------------------------------------- */
 
+static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other)
+{
+    return one < other ? one : other;
+}
+
 /* How many bytes the next message may have; 0 without a credit or a grant. */
 static Py_ssize_t room(const StreamPath *path)
 {
@@ -403,17 +426,35 @@ static int add(StreamPath *path, uint32_t length)
     return 1;
 }
 
-static int is_update_due(const StreamPath *path)
+/* Whether a half of the ring may be granted. */
+static int has_half(const StreamPath *path)
 {
-    return path->free >= path->ring_bytes / 2 || path->consumed >= path->next_update;
+    return path->free >= path->lend.bytes / 2 && path->granted_count < TABLE_ENTRIES;
 }
 
-/* Count bytes that were read, at most `readable`. */
+static int is_update_due(const StreamPath *path)
+{
+    return has_half(path) || path->consumed >= path->next_update;
+}
+
+/* How many bytes lie side by side where reading goes on. */
+static Py_ssize_t span(const StreamPath *path)
+{
+    Py_ssize_t behind = path->in.bytes - path->start;
+    return path->left && path->left < behind ? path->left : behind;
+}
+
+/* Count bytes that were read, at most `readable` and `span`. */
 static void consume(StreamPath *path, Py_ssize_t length)
 {
-    path->start = (path->start + length) % path->ring_bytes;
+    path->start = (path->start + length) % path->in.bytes;
     path->readable -= length;
-    path->free += length;
+    if (!path->left) {
+        path->free += length;
+    } else if (!(path->left -= length)) {
+        path->in = path->lend;
+        path->start = 0;
+    }
     while (length) {
         uint32_t *first = &path->messages[path->first_message];
         if (*first > length) {
@@ -437,11 +478,11 @@ static uint64_t swapped(uint64_t value, int bytes, int swaps)
 /* Write the next grant into a slot of our memory, count it as given, and make it a message. */
 static void fill_grant(StreamPath *path, struct message *message)
 {
-    Py_ssize_t half = path->ring_bytes / 2,
+    Py_ssize_t half = path->lend.bytes / 2,
                at = grants_at(path) + (Py_ssize_t)GRANT_BYTES * path->next_grant_slot;
     uint64_t address =
-        swapped(path->lent->address + (uint64_t)path->next_grant, 8, path->swaps_grants);
-    uint32_t rkey = (uint32_t)swapped(path->lent_rkey, 4, path->swaps_grants),
+        swapped(path->lend.address + (uint64_t)path->next_grant, 8, path->swaps_grants);
+    uint32_t rkey = (uint32_t)swapped(path->lend.key, 4, path->swaps_grants),
              length = (uint32_t)swapped((uint64_t)half, 4, path->swaps_grants);
 
     memcpy(sending_at(path, at), &address, sizeof(address));
@@ -453,7 +494,8 @@ static void fill_grant(StreamPath *path, struct message *message)
     message->rkey = path->peer_table_rkey;
     path->next_peer_entry = (path->next_peer_entry + 1) % path->peer_entries;
     path->free -= half;
-    path->next_grant = (path->next_grant + half) % path->ring_bytes;
+    path->next_grant = (path->next_grant + half) % path->lend.bytes;
+    path->filled[INWARDS] += !path->granted_count;
     path->granted[path->granted_count++] = half;
 }
 
@@ -476,7 +518,7 @@ static void send_update(StreamPath *path)
 
     if (!may_update(path))
         return;
-    int has_grant = path->free >= path->ring_bytes / 2;
+    int has_grant = has_half(path);
     struct message message = {.kind = has_grant ? SENT_GRANT : SENT_CONTROL, .region = path->ours};
     int count = requests_of(path, message.kind),
         error = is_usable(path, 0) ? make(path, path->ours, count, 0, made) : -1;
@@ -486,7 +528,7 @@ static void send_update(StreamPath *path)
     }
     /* Making the requests can run the program's code. */
     if (!may_update(path) || !is_usable(path, 0) ||
-        has_grant != (path->free >= path->ring_bytes / 2)) {
+        has_grant != has_half(path)) {
         abandon(made, count);
         return;
     }
@@ -537,14 +579,28 @@ void engine_stream_send_pending(StreamPath *path)
 /* Copy bytes that have arrived, at most `readable`. */
 static void take_out(StreamPath *path, char *to, Py_ssize_t length)
 {
-    const char *ring = path->lent_view.buf;
-    Py_ssize_t first = path->ring_bytes - path->start;
+    while (length) {
+        Py_ssize_t here = least(length, span(path));
+        memcpy(to, path->in.memory + path->start, (size_t)here);
+        consume(path, here);
+        to += here;
+        length -= here;
+    }
+}
 
-    if (first > length)
-        first = length;
-    memcpy(to, ring + path->start, (size_t)first);
-    memcpy(to + first, ring, (size_t)(length - first));
-    consume(path, length);
+void engine_stream_lend(StreamPath *path, const struct ring *ring)
+{
+    path->left = path->readable;
+    for (int i = 0; i < path->granted_count; i++)
+        path->left += path->granted[i];
+    path->lend = *ring;
+    path->free = ring->bytes;
+    path->next_grant = 0;
+    if (!path->left) {
+        path->in = *ring;
+        path->start = 0;
+    }
+    send_update(path);
 }
 
 PyObject *engine_stream_read(StreamPath *path, Py_ssize_t limit)
@@ -555,6 +611,7 @@ PyObject *engine_stream_read(StreamPath *path, Py_ssize_t limit)
         return data;
     take_out(path, PyBytes_AS_STRING(data), length);
     send_update(path);
+    ask_to_grow(path, INWARDS);
     return data;
 }
 
@@ -565,6 +622,7 @@ Py_ssize_t engine_stream_read_into(StreamPath *path, const Py_buffer *target)
         return 0;
     take_out(path, target->buf, length);
     send_update(path);
+    ask_to_grow(path, INWARDS);
     return length;
 }
 
@@ -581,23 +639,31 @@ Py_ssize_t engine_stream_writable(const StreamPath *path)
 
 Py_ssize_t engine_stream_ring_room(const StreamPath *path)
 {
-    Py_ssize_t behind = path->ring_bytes - path->ring_next;
-    return path->ring_free < behind ? path->ring_free : behind;
+    return least(path->ring_free, path->out.bytes - path->ring_next);
 }
 
-static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other)
+void engine_stream_send_from(StreamPath *path, const struct ring *ring)
 {
-    return one < other ? one : other;
+    path->out_left = path->out.bytes - path->ring_free;
+    path->out = *ring;
+    path->ring_free = ring->bytes;
+    path->ring_next = 0;
 }
 
 Py_ssize_t engine_stream_write(StreamPath *path, const char *bytes, RegionBase *region,
                                struct ibv_sge source, Py_ssize_t total, Py_ssize_t fewest)
 {
     Request *made[REQUESTS];
-    struct message message = {.kind = SENT_DATA, .region = region ? region : path->ours};
     int count = requests_of(path, SENT_DATA);
 
-    if (!engine_stream_writable(path) || (!region && !engine_stream_ring_room(path)))
+    if (!engine_stream_writable(path))
+        return 0;
+    if (!region && path->ring_free < least(engine_stream_writable(path), total)) {
+        path->filled[OUTWARDS]++;
+        ask_to_grow(path, OUTWARDS);
+    }
+    struct message message = {.kind = SENT_DATA, .region = region ? region : path->out.region};
+    if (!region && !engine_stream_ring_room(path))
         return 0;
     int error = is_usable(path, 0) ? make(path, message.region, count, 0, made) : -1;
     if (error) {
@@ -607,7 +673,8 @@ Py_ssize_t engine_stream_write(StreamPath *path, const char *bytes, RegionBase *
     Py_ssize_t length = least(engine_stream_writable(path), total);
     if (!region)
         length = least(length, engine_stream_ring_room(path));
-    if (length < fewest || !is_usable(path, 0) || !message.region->usable) {
+    if (length < fewest || !is_usable(path, 0) || !message.region->usable ||
+        (!region && message.region != path->out.region)) {
         abandon(made, count);
         return 0;
     }
@@ -615,10 +682,12 @@ Py_ssize_t engine_stream_write(StreamPath *path, const char *bytes, RegionBase *
         message.source = source;
         message.source.length = (uint32_t)length;
     } else {
-        memcpy(sending_at(path, path->ring_next), bytes, (size_t)length);
-        message.source = our_sge(path, path->ring_next, length);
+        const struct ring *out = &path->out;
+        memcpy(out->memory + path->ring_next, bytes, (size_t)length);
+        message.source = (struct ibv_sge){out->address + (uint64_t)path->ring_next,
+                                          (uint32_t)length, out->key};
         message.ring_bytes = length;
-        path->ring_next = (path->ring_next + length) % path->ring_bytes;
+        path->ring_next = (path->ring_next + length) % out->bytes;
         path->ring_free -= length;
     }
     message.immediate = (uint32_t)DATA << VALUE_BITS | (uint32_t)length;
@@ -633,7 +702,10 @@ Py_ssize_t engine_stream_write(StreamPath *path, const char *bytes, RegionBase *
 static void data_sent(StreamPath *path, Py_ssize_t ring_bytes, int has_succeeded)
 {
     path->in_flight--;
-    path->ring_free += ring_bytes;
+    if (path->out_left)
+        path->out_left -= ring_bytes; /* they complete in order */
+    else
+        path->ring_free += ring_bytes;
     path->data_slots += path->slots_of_data;
     if (!has_succeeded) {
         path->lost_data = 1;

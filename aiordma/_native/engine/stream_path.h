@@ -35,6 +35,18 @@ struct early {
     int64_t written;
 };
 
+/* Memory that is used in a circle. */
+struct ring {
+    RegionBase *region; /* borrowed: the path's */
+    char *memory;
+    uint64_t address;
+    uint32_t key; /* the rkey of a ring that the peer writes to; else the lkey */
+    Py_ssize_t bytes;
+};
+
+/* Of a stream: the ring that the peer writes to, and that for sending. */
+enum direction { INWARDS, OUTWARDS, DIRECTIONS };
+
 typedef struct {
     PyObject_HEAD Port *port;
     RegionBase *lent, *ours;
@@ -42,11 +54,15 @@ typedef struct {
     PyObject *owner, *on_readable, *on_writable, *on_drained; /* set later; or NULL */
     PyObject *is_cancelled; /* whether the running task is cancelled; set later, or NULL */
     PyObject *reader;       /* the waiter of a receiving task, or NULL */
-    Py_ssize_t ring_bytes;  /* of each of the two rings */
+    Py_ssize_t ring_bytes;  /* of each of the two first rings, with which `lent` and `ours` begin */
+    RegionBase *grown[DIRECTIONS]; /* the rings in place of these, or NULL; once for each */
+    Py_buffer grown_views[DIRECTIONS];
+    char grows, asked[DIRECTIONS];  /* the owner was asked for a larger ring */
+    unsigned int filled[DIRECTIONS]; /* how often a ring was full */
     Py_ssize_t transfer;    /* the most bytes of one message */
     Py_ssize_t depth, data_slots, control_slots, slots_of_data;
     Py_ssize_t in_flight; /* messages with data */
-    uint32_t credits, next_word, lent_rkey;
+    uint32_t credits, next_word;
     int control;                     /* to be sent when a slot is free; or NO_CONTROL */
     unsigned int at_once;            /* calls that did not wait */
     char receiving, sending, closed; /* of the stream: a task receives or sends; it was closed */
@@ -57,7 +73,10 @@ typedef struct {
     struct early *early; /* what arrived before `begin` */
     Py_ssize_t early_count;
 
-    /* Receiving. */
+    /* Receiving: `in` is read, halves of `lend` are granted. They are the same, but for the `left`
+       bytes of the first ring that are to be read after it was replaced. */
+    struct ring in, lend;
+    Py_ssize_t left;
     Py_ssize_t start, readable, free, next_grant;
     Py_ssize_t granted[TABLE_ENTRIES]; /* bytes that each grant has left */
     int granted_count;
@@ -74,7 +93,9 @@ typedef struct {
     uint32_t used;               /* bytes of the first grant */
     uint32_t peer_credits;
     uint64_t sent, send_limit;
-    Py_ssize_t ring_next, ring_free; /* of the ring of data that is being sent */
+    struct ring out;
+    Py_ssize_t ring_next, ring_free; /* of that ring */
+    Py_ssize_t out_left;             /* bytes in flight of the ring before it */
     int next_grant_slot;
     Py_ssize_t next_sent_word;
 } StreamPath;
@@ -103,6 +124,10 @@ void engine_stream_send_pending(StreamPath *path);
 PyObject *engine_stream_read(StreamPath *path, Py_ssize_t limit);
 /* Copy bytes that have arrived into the buffer; returns their number. */
 Py_ssize_t engine_stream_read_into(StreamPath *path, const Py_buffer *target);
+
+/* Lend halves of a larger ring from now on, or send from it. */
+void engine_stream_lend(StreamPath *path, const struct ring *ring);
+void engine_stream_send_from(StreamPath *path, const struct ring *ring);
 
 /* How many bytes the next message may have now, if it is not copied. */
 Py_ssize_t engine_stream_writable(const StreamPath *path);

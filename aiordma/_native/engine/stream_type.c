@@ -17,16 +17,16 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"port",  "lent",       "lent_memory", "lent_rkey",
                             "ours",  "our_memory", "ring",        "receives",
-                            "depth", "transfer",   "uses_words",  NULL};
+                            "depth", "transfer",   "uses_words",  "grows",    NULL};
     PyObject *port, *lent, *lent_memory, *ours, *our_memory;
     unsigned int lent_rkey, credits;
     Py_ssize_t ring, depth, transfer;
-    int uses_words;
+    int uses_words, grows = 0;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OIO!OnInnp", names, &engine_port_type,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OIO!OnInnp|p", names, &engine_port_type,
                                      &port, &engine_region_type, &lent, &lent_memory, &lent_rkey,
                                      &engine_region_type, &ours, &our_memory, &ring, &credits,
-                                     &depth, &transfer, &uses_words))
+                                     &depth, &transfer, &uses_words, &grows))
         return NULL;
     if (ring < 2 || ring % 2 || ring >> 32 || !credits || credits > MOST_CREDITS ||
         depth <= CONTROL_SLOTS || transfer < 1 || transfer >> VALUE_BITS) {
@@ -39,7 +39,7 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     path->port = (Port *)Py_NewRef(port);
     path->lent = (RegionBase *)Py_NewRef(lent);
     path->ours = (RegionBase *)Py_NewRef(ours);
-    path->lent_rkey = lent_rkey;
+    path->grows = (char)grows;
     path->ring_bytes = path->ring_free = ring;
     path->credits = credits;
     path->depth = depth;
@@ -67,6 +67,10 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF(path);
         return NULL;
     }
+    path->in = path->lend =
+        (struct ring){path->lent, path->lent_view.buf, path->lent->address, lent_rkey, ring};
+    path->out = (struct ring){path->ours, path->ours_view.buf, path->ours->address,
+                              path->ours->lkey, ring};
     return (PyObject *)path;
 }
 
@@ -77,6 +81,10 @@ static int path_traverse(StreamPath *path, visitproc visit, void *arg)
     Py_VISIT(path->ours);
     Py_VISIT(path->lent_view.obj);
     Py_VISIT(path->ours_view.obj);
+    for (int i = 0; i < DIRECTIONS; i++) {
+        Py_VISIT(path->grown[i]);
+        Py_VISIT(path->grown_views[i].obj);
+    }
     Py_VISIT(path->owner);
     Py_VISIT(path->on_readable);
     Py_VISIT(path->on_writable);
@@ -103,6 +111,10 @@ static void path_dealloc(StreamPath *path)
     path_clear(path);
     PyBuffer_Release(&path->lent_view);
     PyBuffer_Release(&path->ours_view);
+    for (int i = 0; i < DIRECTIONS; i++) {
+        PyBuffer_Release(&path->grown_views[i]);
+        Py_XDECREF(path->grown[i]);
+    }
     PyMem_Free(path->messages);
     PyMem_Free(path->early);
     Py_XDECREF(path->port);
@@ -165,6 +177,35 @@ static PyObject *path_begin(StreamPath *path, PyObject *may_send)
         engine_stream_handle(path, early[i].value, early[i].written);
     PyMem_Free(early);
     engine_stream_send_pending(path);
+    return engine_none_unless_interrupted();
+}
+
+static PyObject *path_grow(StreamPath *path, PyObject *args)
+{
+    PyObject *region, *memory;
+    unsigned int key;
+    int outwards;
+    Py_buffer view;
+
+    if (!PyArg_ParseTuple(args, "pO!OI", &outwards, &engine_region_type, &region, &memory, &key))
+        return NULL;
+    enum direction direction = outwards ? OUTWARDS : INWARDS;
+    if (PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE))
+        return NULL;
+    struct ring ring = {(RegionBase *)region, view.buf, ((RegionBase *)region)->address, key,
+                        view.len};
+    if (path->grown[direction] || ring.region->length != view.len || view.len % 2 ||
+        view.len < path->ring_bytes || view.len >> 32) {
+        PyBuffer_Release(&view);
+        PyErr_SetString(PyExc_ValueError, "grow(): once for each direction, with a larger ring");
+        return NULL;
+    }
+    path->grown[direction] = (RegionBase *)Py_NewRef(region);
+    path->grown_views[direction] = view;
+    if (outwards)
+        engine_stream_send_from(path, &ring);
+    else
+        engine_stream_lend(path, &ring);
     return engine_none_unless_interrupted();
 }
 
@@ -298,6 +339,10 @@ static PyMethodDef path_methods[] = {
     {"begin", (PyCFunction)path_begin, METH_O,
      "begin($self, may_send, /)\n--\n\n"
      "Begin, after `start`: handle what has arrived, and send if this side may."},
+    {"grow", (PyCFunction)path_grow, METH_VARARGS,
+     "grow($self, outwards, region, memory, key, /)\n--\n\n"
+     "Use a larger ring from now on: that for sending, with its lkey, or that which the peer writes\n"
+     "to, with its rkey. Once for each."},
     {"read", (PyCFunction)path_read, METH_O,
      "read($self, limit, /)\n--\n\n"
      "Return bytes that have arrived, at most `limit`; b\"\" if there are none."},
