@@ -391,7 +391,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
             done = self._write_now(view)
             left = len(view) - done
             if left:
-                entry = _entry(view[done:])
+                entry = _entry(view, done)
                 if not self._lost:  # a finalizer may have aborted
                     self._backlog_bytes += left
                     self._backlog.appendleft(entry)
@@ -694,8 +694,9 @@ def _weakly(method: Callable[[], int]) -> Callable[[], int]:
     return call
 
 
-def _entry(data: bytes | memoryview) -> bytearray | memoryview:
-    """Return a copy of data as an entry of the backlog, to which more is joined if it is small."""
-    if len(data) < JOIN_BYTES:
-        return bytearray(data)
-    return memoryview(bytes(data))  # no copy if it is bytes
+def _entry(data: bytes | memoryview, start: int = 0) -> bytearray | memoryview:
+    """Return data from `start` on as an entry of the backlog: a copy, unless it is of bytes, which
+    nobody changes. More is joined to a small entry."""
+    if len(data) - start < JOIN_BYTES:
+        return bytearray(data[start:])
+    return memoryview(data if type(data) is bytes else bytes(data))[start:]
