@@ -7,6 +7,7 @@ import json
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -27,7 +28,7 @@ Exchange = Callable[[], Awaitable[None]]
 
 ECHO_SIZES = (64, 8192)
 WRITE_SIZES = (65_536, 1_048_576)
-MEGABYTE = 1e6
+MEGABYTE, GIB = 1e6, 1 << 30
 PERCENT = 99
 SECONDS_TO_START = 0.1
 """Of an exchange before it is measured, as a part of the measurement's time."""
@@ -39,8 +40,9 @@ def rows(here: Candidates) -> list[Row]:
     return [
         *(_echo(at, "software", size, limit=0.5) for size in ECHO_SIZES),
         *(_echo_by_asyncio(at, "software", size) for size in ECHO_SIZES),
-        *(_writes(at, "software", size, limit=0.7) for size in WRITE_SIZES),
+        *(_writes(at, "software", size, limit=0.95) for size in WRITE_SIZES),
         *(_writes_by_asyncio(at, "software", size) for size in WRITE_SIZES),
+        *(row for size in WRITE_SIZES for row in _processor_times(at, size)),
     ]
 
 
@@ -96,6 +98,7 @@ def _echo_by_asyncio(at: Peers, where: str, size: int) -> Row:
         lambda: latency(_run_rdma(at, _echo_asyncio, size)),
         "asyncio TCP streams",
         lambda: latency(_run_tcp(at, _echo_asyncio, size)),
+        limit=0.5,
     )
 
 
@@ -182,8 +185,32 @@ def _writes_by_asyncio(at: Peers, where: str, size: int) -> Row:
         lambda: bandwidth(_run_rdma(at, _write_asyncio, size)),
         "asyncio TCP streams",
         lambda: bandwidth(_run_tcp(at, _write_asyncio, size)),
+        limit=0.95,
         better=MORE,
     )
+
+
+def _processor_times(at: Peers, size: int) -> list[Row]:
+    """Return rows of what the writes cost both sides together."""
+
+    def each_gib(found: Measurement) -> Reading:
+        return Reading(found.cpu_seconds / (found.count * size) * GIB, extra=found.as_dict())
+
+    def row(name: str, candidate: Callable[[], Measurement]) -> Row:
+        return Row(
+            f"software/stream/write/{size}{name}/processor_time",
+            "s per GiB",
+            lambda: each_gib(candidate()),
+            "asyncio TCP streams",
+            lambda: each_gib(_run_tcp(at, _write_asyncio, size)),
+            limit=1.5,
+            note="of both sides",
+        )
+
+    return [
+        row("", lambda: _run(at, _write_byte_stream, size)),
+        row("/open_connection", lambda: _run_rdma(at, _write_asyncio, size)),
+    ]
 
 
 async def _write_byte_stream(here: Candidates, port: int, size: int) -> Measurement:
@@ -222,17 +249,19 @@ async def _write_asyncio(
 async def _counted(
     write: Exchange, finish: Callable[[], Awaitable[bytes]], seconds: float, size: int
 ) -> Measurement:
-    """Write until the time is over; the measurement ends when the peer has counted all."""
+    """Write until the time is over; the measurement ends when the peer has counted all, and has the
+    processor time of both sides."""
     meter = Meter(f"stream/{size}", size)
     until = deadline(seconds)
     with meter:
         while perf_counter_ns() < until:
             await write()
             meter.count += 1
-        (found,) = COUNT.unpack(await finish())
+        found, theirs = COUNT.unpack(await finish())
     if found != meter.count * size:
         raise ValueError(f"the peer counted {found} bytes of {meter.count * size}")
-    return meter.result()
+    ours = meter.result()
+    return replace(ours, cpu_seconds=ours.cpu_seconds + theirs)
 
 
 # -- rstream --------------------------------------------------------------------------------------

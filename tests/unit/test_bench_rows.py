@@ -232,7 +232,14 @@ GOALS = {
     "software/echo/64/beside_stream": 5,
     "software/stream/echo/64": 0.5,
     "software/stream/echo/8192": 0.5,
-    "software/stream/write/1048576": 0.7,
+    "software/stream/echo/64/open_connection": 0.5,
+    "software/stream/echo/8192/open_connection": 0.5,
+    **{
+        f"software/stream/write/{size}{by}{what}": limit
+        for size in (65536, 1048576)
+        for by in ("", "/open_connection")
+        for what, limit in (("", 0.95), ("/processor_time", 1.5))
+    },
     "software/connect": 0.5,
     "software/connect/beside_tcp": 0.2,
     "software/stream/connect": 0.15,
