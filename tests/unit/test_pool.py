@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aiordma._base.errors import VerbsCallError
 from aiordma._base.provider import SOFTWARE, software
-from aiordma._requests.pool import SLAB, SMALLEST, BufferPool, Lease
+from aiordma._requests.pool import KEPT, SLAB, SMALLEST, BufferPool, Lease
 from aiordma._runtime.unmanaged_identifier import opened_device
 from tests.unit.plain_domain import PlainDomain
 
@@ -77,6 +77,26 @@ def test_what_is_given_back_is_leased_again(domain: PlainDomain, length: int) ->
     pool.close()
 
 
+@pytest.fixture
+def keeping_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep one slab of each block size that has only free blocks."""
+    monkeypatch.setattr("aiordma._requests.pool.KEPT", 0)
+
+
+def test_slabs_are_kept_for_the_next_leases_up_to_a_limit(domain: PlainDomain) -> None:
+    pool = make(domain)
+    for _ in range(3):
+        for lease in [pool.lease(SLAB) for _ in range(10)]:
+            lease.release()
+    assert domain.count == 10  # nothing was registered anew
+    for lease in [pool.lease(SLAB) for _ in range(2 * KEPT // SLAB)]:
+        lease.release()
+    assert pool.registered == KEPT + SLAB
+    pool.close()
+    assert not domain.registered
+
+
+@pytest.mark.usefixtures("keeping_one")
 def test_empty_slabs_are_deregistered(domain: PlainDomain) -> None:
     pool = make(domain)
     leases = [pool.lease(16384) for _ in range(10 * SLAB // 16384)]
@@ -90,6 +110,7 @@ def test_empty_slabs_are_deregistered(domain: PlainDomain) -> None:
     pool.close()
 
 
+@pytest.mark.usefixtures("keeping_one")
 def test_slab_with_a_lease_stays_registered(domain: PlainDomain) -> None:
     pool = make(domain)
     leases = [pool.lease(16384) for _ in range(10 * SLAB // 16384)]
@@ -240,6 +261,7 @@ def test_a_block_is_given_back_once(domain: PlainDomain) -> None:
 
 
 @pytest.mark.promise("A buffer is held until its request completes")
+@pytest.mark.usefixtures("keeping_one")
 def test_busy_slab_is_logged_and_deregistered_with_its_domain(
     domain: PlainDomain, caplog: pytest.LogCaptureFixture
 ) -> None:
