@@ -21,8 +21,8 @@ __all__ = ("SLAB", "BufferPool", "Lease")
 SMALLEST = 256
 SLAB = 1 << 20
 KEPT = 1 << 25
-"""Bytes of slabs that are kept though nothing of them is leased, of each block size: the receives of
-a connection with 16 of 1 MiB, on both sides."""
+"""Bytes of slabs without a lease that are kept, of each block size: as many as both sides of a
+connection with 16 receives of 1 MiB need."""
 
 
 class BufferPool(Pool):
@@ -48,7 +48,7 @@ class BufferPool(Pool):
         """By block size: the other slabs with free blocks."""
         self._kept: dict[int, int] = {}
         """By block size: the bytes of those that have only free blocks."""
-        self._slabs: dict[Slab, None] = {}
+        self._slabs: dict[Slab, mmap.mmap] = {}
         self.registrations: RegistrationCache = RegistrationCache()
         """The registrations of large plain arrays in the same domain."""
 
@@ -72,12 +72,15 @@ class BufferPool(Pool):
     def _make_slab(self, size: int) -> Slab:
         memory = mmap.mmap(-1, max(self._slab, size))
         slab = Slab(self.registrations._register(lambda: MemoryRegion(self._domain, memory)), size)
-        if not self._is_pinned:
-            # The registration allocated every page. Free them; pages locked by mlockall stay.
-            with suppress(OSError):
-                memory.madvise(mmap.MADV_REMOVE)
-        self._slabs[slab] = None
+        self._slabs[slab] = memory
+        self._free_pages(slab)  # the registration has allocated every page
         return slab
+
+    def _free_pages(self, slab: Slab) -> None:
+        """Free the pages of a slab without a lease, where the device does not pin them."""
+        if not self._is_pinned:
+            with suppress(OSError):  # mlockall has locked them
+                self._slabs[slab].madvise(mmap.MADV_REMOVE)
 
     def _has_room(self, slab: Slab) -> None:
         """Note that a slab has its first free block, or only free blocks. It is not the current
@@ -95,6 +98,7 @@ class BufferPool(Pool):
         elif kept <= KEPT:
             self._kept[slab.size] = kept
             others[slab] = None
+            self._free_pages(slab)
         else:
             del self._slabs[slab]
             # If a request that is completing still holds a block, it frees the slab at its end.
