@@ -165,8 +165,7 @@ class Handshakes:
             if caller is None or not self._make_room():
                 break
             self._begin(self._requests.popleft(), caller)
-        if self._running:
-            self._look_later()
+        self._look_later()
 
     def release(self) -> None:
         """Let every waiting `accept` return None."""
@@ -219,9 +218,10 @@ class Handshakes:
     def _look_later(self) -> None:
         """Look at the handshakes in progress, after a while, if it can matter: a request and a call
         wait for room, or for a handshake that is not slow yet."""
-        if self._timer is not None:
+        count = len(self._running)
+        if self._timer is not None or not count:
             return
-        if len(self._running) >= MOST_HANDSHAKES:
+        if count >= MOST_HANDSHAKES:
             matters = bool(self._requests and self._callers)
         else:
             takes_all = any(caller.takes_all for caller in self._callers)
