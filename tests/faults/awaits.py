@@ -126,10 +126,22 @@ async def sendv(cut: Cut) -> None:
         assert found or sent is CANCELLED
 
 
+AHEAD: dict[str, Any] = {"options": aiordma.ConnectionOptions(send_ahead=4)}
+
+
+@of("Connection.__aexit__")
+async def leave_block(cut: Cut) -> None:
+    async with connected(client=AHEAD) as (client, server):
+        await client.send(b"cut")
+        left = await cut.run(client.__aexit__(None, None, None))
+        assert not client.is_connected
+        if left is not CANCELLED:
+            assert await server.receive() == b"cut"
+
+
 @of("Connection.drain")
 async def drain(cut: Cut) -> None:
-    ahead = aiordma.ConnectionOptions(send_ahead=4)
-    async with connected(client={"options": ahead}) as (client, server):
+    async with connected(client=AHEAD) as (client, server):
         await client.send(b"cut")
         await cut.run(client.drain())
         await client.drain()  # nothing is left of the first one
