@@ -618,7 +618,8 @@ class Listener(AbstractListener[Connection]):
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
         Cancellation: without `task_group`, the handlers are cancelled and their connections closed.
-        No peer that waits to be accepted is lost.
+        No peer that waits to be accepted is lost. Handshakes in progress continue, for the next
+        call of `serve` or `accept`.
         """
         if not callable(handler):
             raise wrong_type(handler, "handler", "an async function of one connection", "serve")
