@@ -126,8 +126,7 @@ class Connection(Posting, ObjectStream[bytes]):
         self._port = endpoint.work.port
         self._posts = Posts(endpoint, self._staging, endpoint.work.sends)
         self._messages = MessageQueue(endpoint, shared)
-        ahead = endpoint.options.send_ahead
-        self._ahead = SendsAhead(ahead) if ahead else None
+        self._ahead = SendsAhead(endpoint.options.send_ahead)
         self._begun = False
         self.private_data: bytes = b""
         """The private data of the peer's connection request or accept; may be zero-padded."""
@@ -503,11 +502,11 @@ class Connection(Posting, ObjectStream[bytes]):
                 work = message_work(self._endpoint, "send", immediate, invalidate)
                 source = self._staging.source
                 request = await self._posts._post_when_free(work, source, [item], "send(): item")
-        except RdmaError:
-            if self._ahead is not None and self._endpoint.cause is not None:
-                self._ahead.give_up()  # this error is theirs
+        except RdmaError as error:
+            if self._endpoint.cause is not None:
+                self._ahead.fail(error)
             raise
-        if self._ahead is not None and self._staging.copies(item):
+        if self._ahead.most and self._staging.copies(item):
             await self._ahead.add(request)
         else:
             await request
@@ -519,14 +518,14 @@ class Connection(Posting, ObjectStream[bytes]):
         Raises:
             WorkCompletionError: a message failed; FlushedError if the connection ended before it
                 was carried out.
+            RdmaError: a `send` has raised that the connection had ended, and this was the error.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
         Cancellation: the messages stay under way.
         """
         self._endpoint.require_same_process()
         self._endpoint.require_own_loop()
-        if self._ahead is not None:
-            await self._ahead.drain()
+        await self._ahead.drain()
 
     async def sendv(
         self,
@@ -980,11 +979,10 @@ class Connection(Posting, ObjectStream[bytes]):
         trace: TracebackType | None,
     ) -> None:
         try:
-            if self._ahead is not None:
-                if kind is None:
-                    await self._ahead.drain()
-                self._ahead.give_up()
+            if kind is None and not self._ahead.has_failed:
+                await self._ahead.drain()
         finally:
+            self._ahead.give_up()
             await self.aclose()
 
     def __del__(self) -> None:

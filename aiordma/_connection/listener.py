@@ -648,6 +648,7 @@ class Listener(AbstractListener[Connection]):
                 except Exception as error:
                     # Before the close, which sets the cause of a connection that works.
                     _log_failure(error, peer, connection)
+                    connection._ahead.give_up()  # its end waits for no message
         except Exception as error:
             _log_failure(error, peer)
 

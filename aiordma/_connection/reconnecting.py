@@ -228,9 +228,18 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        ahead = self._connection._ahead
         try:
+            if error is None and not ahead.has_failed:
+                try:
+                    await ahead.drain()
+                except RdmaError as lost:
+                    if await self._is_lost(lost):
+                        return True
+                    raise
             return await self._is_lost(error)
         finally:
+            ahead.give_up()
             await self.aclose()
 
     async def _is_lost(self, error: BaseException | None) -> bool:

@@ -3,61 +3,75 @@
 
 from collections import deque
 from contextlib import suppress
+from itertools import islice
 
-from aiordma._base.errors import RdmaError
+from aiordma._base.errors import RdmaError, detached
 from aiordma._requests.request import WorkRequest
 
 __all__ = ("SendsAhead",)
 
 
 class SendsAhead:
-    """Requests that the program does not wait for, because their memory is not its own.
-
-    A request that fails ends its connection, whose next `send` then raises the cause.
+    """Requests that the program does not wait for, because their memory is not its own. They
+    complete in order. One that fails ends its connection.
 
     Args:
         most: how many there may be.
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         self._requests: deque[WorkRequest] = deque()
+        self._error: Exception | None = None
 
     async def add(self, request: WorkRequest) -> None:
         """Add a posted request. If there are too many, wait until the older half has completed: so
         one wake-up serves several.
 
-        Raises:
-            WorkCompletionError: a request has failed; FlushedError if the connection ended before.
+        Raises: as `drain`.
 
         Cancellation: the requests stay.
         """
         self._requests.append(request)
-        if len(self._requests) > self._most:
-            await self._until(self._requests[self._most // 2])
+        if len(self._requests) > self.most:
+            await self._wait_for(self.most // 2 + 1)
 
     async def drain(self) -> None:
         """Wait for all.
 
-        Raises: as `add`.
+        Raises:
+            RdmaError: a message was lost. Every later call raises it, too.
 
         Cancellation: the requests stay.
         """
-        if self._requests:
-            await self._until(self._requests[-1])
+        await self._wait_for(len(self._requests))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a call has raised that a message was lost."""
+        return self._error is not None
+
+    def fail(self, error: Exception) -> None:
+        """Wait for none any more: this error, which the program has got, is theirs."""
+        self._error = self._error or detached(error)
+        self.give_up()
 
     def give_up(self) -> None:
-        """Wait for none, and report none: the program has got an error."""
+        """Wait for none, and report none: the program ends the connection."""
         for request in self._requests:
             request.add_done_callback(WorkRequest.exception)
         self._requests.clear()
 
-    async def _until(self, request: WorkRequest) -> None:
-        """Wait for a request, and so for those before it: they complete in order."""
-        with suppress(RdmaError):  # an earlier one may have failed first
-            await request
-        errors = []
-        while self._requests and self._requests[0].done():
-            errors.append(self._requests.popleft().exception())
-        for error in filter(None, errors):
-            raise error
+    async def _wait_for(self, count: int) -> None:
+        """Wait for the oldest ones. Several tasks may wait, and each gets the error."""
+        waited = list(islice(self._requests, count))
+        if waited:
+            with suppress(RdmaError):  # an earlier one may have failed first
+                await waited[-1]
+        errors = (request.exception() for request in waited)
+        error = self._error or next(filter(None, errors), None)
+        if error is not None:
+            self.fail(error)
+            raise detached(error)
+        while self._requests and self._requests[0].done() and not self._requests[0].exception():
+            self._requests.popleft()

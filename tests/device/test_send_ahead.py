@@ -1,5 +1,7 @@
 """`send_ahead`: `send` returns when its message is posted, and nothing else changes."""
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -8,7 +10,7 @@ import pytest
 import aiordma
 from aiordma import ConnectionOptions
 from tests.connections import connect_to
-from tests.device.players import connected
+from tests.device.players import connected, until
 from tests.devices import ADDRESS
 from tests.internals import COPY_LIMIT
 
@@ -113,3 +115,82 @@ async def test_a_message_that_failed_is_reported(
         with pytest.raises((aiordma.FlushedError, aiordma.DisconnectedError)):
             await lose(client, server, how)
     assert "never retrieved" not in caplog.text
+
+
+@waits
+async def test_every_task_that_waits_gets_the_error() -> None:
+    async with await aiordma.listen(ADDRESS, 0, **FEW_RECEIVES) as listener:
+        client, server = await connect_to(listener, ADDRESS, **OPTIONS)
+        failed: list[Exception] = []
+
+        async def expect_failure(wait: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await wait()
+            except aiordma.RdmaError as error:
+                failed.append(error)
+
+        async with server:
+            for _ in range(AHEAD):
+                await client.send(b"lost")
+            async with anyio.create_task_group() as group:
+                for _ in range(2):
+                    group.start_soon(expect_failure, client.drain)
+                group.start_soon(expect_failure, partial(client.send, b"lost"))
+                await anyio.wait_all_tasks_blocked()
+                await server.aclose()
+        await expect_failure(client.drain)  # also later
+        assert len(failed) == 4
+        await client.aclose()
+
+
+@waits
+@pytest.mark.promise("A listener's peers do not hold each other up")
+async def test_end_of_a_handler_that_failed_waits_for_no_message() -> None:
+    async def fail(connection: aiordma.Connection) -> None:
+        await connection.receive()
+        for _ in range(AHEAD):
+            await connection.send(b"not taken")
+        raise ZeroDivisionError
+
+    async with (
+        await aiordma.listen(ADDRESS, 0, **OPTIONS) as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, fail)
+        async with aiordma.connect(ADDRESS, listener.port, **FEW_RECEIVES) as client:
+            await client.send(b"begin")
+            assert await client.ended() is not None
+        group.cancel_scope.cancel()
+
+
+@waits
+async def test_cancelled_end_of_the_block_reports_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with connected(server=FEW_RECEIVES, client=OPTIONS) as (client, _):
+        for _ in range(AHEAD):
+            await client.send(b"lost")
+        with anyio.move_on_after(0.1) as scope:
+            await client.__aexit__(None, None, None)
+        assert scope.cancelled_caught
+        assert not client.is_connected
+    assert "never retrieved" not in caplog.text
+
+
+async def test_the_end_of_a_reconnecting_block_waits_for_every_message() -> None:
+    received: list[bytes] = []
+
+    async def serve(connection: aiordma.Connection) -> None:
+        async for message in connection:
+            received.append(message)
+
+    async with (
+        await aiordma.listen(ADDRESS, 0, receive_buffers=RECEIVES) as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, serve)
+        async for session in aiordma.reconnecting(ADDRESS, listener.port, **OPTIONS):
+            async with session as connection:
+                for number in range(40):
+                    await connection.send(b"%d" % number)
+            break
+        await until(lambda: len(received) == 40)
+        group.cancel_scope.cancel()
