@@ -4,8 +4,9 @@ A slab is one registration; a lease is one block of a slab. Block sizes are powe
 returned block fits the next lease of its size. Slabs are anonymous mappings, and so page-aligned,
 because fork protection works on whole pages (MADV_DONTFORK, man ibv_fork_init).
 
-When the last block of a slab is returned, the slab is kept for the next leases of its size, up to
-KEPT bytes of slabs: to register memory takes longer than to use it.
+When the last block of a slab is returned, the slab is freed, except for one slab of each size.
+Where the device does not pin memory, KEPT bytes of slabs are kept: to register them takes longer
+than to use them.
 """
 
 import mmap
@@ -95,7 +96,7 @@ class BufferPool(Pool):
         kept = self._kept.get(slab.size, 0) + slab.region.length
         if current is None or not current.free:
             self._set_current(slab)
-        elif kept <= KEPT:
+        elif kept <= KEPT and not self._is_pinned:
             self._kept[slab.size] = kept
             others[slab] = None
             self._free_pages(slab)

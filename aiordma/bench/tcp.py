@@ -92,11 +92,13 @@ class _Echo(asyncio.Protocol):
             self._transport.write(data)
 
 
-async def _connecting(host: str, port: int, opening: Awaitable[Opened]) -> Opened:
+async def _connecting(
+    host: str, port: int, opening: Awaitable[Opened], protocol: str = "TCP"
+) -> Opened:
     try:
         return await asyncio.wait_for(opening, CONNECT_SECONDS)
     except TimeoutError:
-        text = f"TCP to {host} port {port}: no answer within {CONNECT_SECONDS:g} s"
+        text = f"{protocol} to {host} port {port}: no answer within {CONNECT_SECONDS:g} s"
         raise ConnectTimeoutError(text) from None
 
 
@@ -113,7 +115,8 @@ async def measure_streams(
         name, opening = "tcp streams", asyncio.open_connection(host, port)
     else:
         name, opening = "stream", open_connection(host, port, device=device)
-    reader, writer = await _connecting(host, port, opening)
+    protocol = "TCP" if device is None else "a stream"
+    reader, writer = await _connecting(host, port, opening, protocol)
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     writer.write(size.to_bytes(LENGTH, "big"))
 

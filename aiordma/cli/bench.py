@@ -168,6 +168,8 @@ class _Options:
             raise typer.BadParameter(
                 "-o stream takes no options of perftest's: those are of RDMA's own operations"
             )
+        if self.operation and set(self.operation) == {STREAM} and self.loop == "trio":
+            raise typer.BadParameter("-o stream: asyncio's streams do not run on --loop trio")
         own = self.operation and [name for name in self.operation if name != STREAM]
         self.works = _works(own, self.size, self.depth, both=self.both, inline=self.inline)
         # What streams and TCP are measured with.

@@ -77,14 +77,9 @@ def test_what_is_given_back_is_leased_again(domain: PlainDomain, length: int) ->
     pool.close()
 
 
-@pytest.fixture
-def keeping_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep one slab of each block size that has only free blocks."""
-    monkeypatch.setattr("aiordma._requests.pool.KEPT", 0)
-
-
-def test_slabs_are_kept_for_the_next_leases_up_to_a_limit(domain: PlainDomain) -> None:
-    pool = make(domain)
+def test_slabs_that_are_not_pinned_are_kept_up_to_a_limit(domain: PlainDomain) -> None:
+    any_domain: Any = domain
+    pool = BufferPool(any_domain, is_pinned=False)
     for _ in range(3):
         for lease in [pool.lease(SLAB) for _ in range(10)]:
             lease.release()
@@ -96,7 +91,6 @@ def test_slabs_are_kept_for_the_next_leases_up_to_a_limit(domain: PlainDomain) -
     assert not domain.registered
 
 
-@pytest.mark.usefixtures("keeping_one")
 def test_empty_slabs_are_deregistered(domain: PlainDomain) -> None:
     pool = make(domain)
     leases = [pool.lease(16384) for _ in range(10 * SLAB // 16384)]
@@ -110,7 +104,6 @@ def test_empty_slabs_are_deregistered(domain: PlainDomain) -> None:
     pool.close()
 
 
-@pytest.mark.usefixtures("keeping_one")
 def test_slab_with_a_lease_stays_registered(domain: PlainDomain) -> None:
     pool = make(domain)
     leases = [pool.lease(16384) for _ in range(10 * SLAB // 16384)]
@@ -261,7 +254,6 @@ def test_a_block_is_given_back_once(domain: PlainDomain) -> None:
 
 
 @pytest.mark.promise("A buffer is held until its request completes")
-@pytest.mark.usefixtures("keeping_one")
 def test_busy_slab_is_logged_and_deregistered_with_its_domain(
     domain: PlainDomain, caplog: pytest.LogCaptureFixture
 ) -> None:
