@@ -527,8 +527,7 @@ static void send_update(StreamPath *path)
         return;
     }
     /* Making the requests can run the program's code. */
-    if (!may_update(path) || !is_usable(path, 0) ||
-        has_grant != has_half(path)) {
+    if (!may_update(path) || !is_usable(path, 0) || has_grant != has_half(path)) {
         abandon(made, count);
         return;
     }
@@ -684,8 +683,8 @@ Py_ssize_t engine_stream_write(StreamPath *path, const char *bytes, RegionBase *
     } else {
         const struct ring *out = &path->out;
         memcpy(out->memory + path->ring_next, bytes, (size_t)length);
-        message.source = (struct ibv_sge){out->address + (uint64_t)path->ring_next,
-                                          (uint32_t)length, out->key};
+        message.source =
+            (struct ibv_sge){out->address + (uint64_t)path->ring_next, (uint32_t)length, out->key};
         message.ring_bytes = length;
         path->ring_next = (path->ring_next + length) % out->bytes;
         path->ring_free -= length;

@@ -57,9 +57,9 @@ typedef struct {
     Py_ssize_t ring_bytes;  /* of each of the two first rings, with which `lent` and `ours` begin */
     RegionBase *grown[DIRECTIONS]; /* the rings in place of these, or NULL; once for each */
     Py_buffer grown_views[DIRECTIONS];
-    char grows, asked[DIRECTIONS];  /* the owner was asked for a larger ring */
+    char grows, asked[DIRECTIONS];   /* the owner was asked for a larger ring */
     unsigned int filled[DIRECTIONS]; /* how often a ring was full */
-    Py_ssize_t transfer;    /* the most bytes of one message */
+    Py_ssize_t transfer;             /* the most bytes of one message */
     Py_ssize_t depth, data_slots, control_slots, slots_of_data;
     Py_ssize_t in_flight; /* messages with data */
     uint32_t credits, next_word;

@@ -15,9 +15,9 @@ static int is_large_enough(const StreamPath *path)
 
 static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"port",  "lent",       "lent_memory", "lent_rkey",
-                            "ours",  "our_memory", "ring",        "receives",
-                            "depth", "transfer",   "uses_words",  "grows",    NULL};
+    static char *names[] = {"port",       "lent",  "lent_memory", "lent_rkey", "ours",
+                            "our_memory", "ring",  "receives",    "depth",     "transfer",
+                            "uses_words", "grows", NULL};
     PyObject *port, *lent, *lent_memory, *ours, *our_memory;
     unsigned int lent_rkey, credits;
     Py_ssize_t ring, depth, transfer;
@@ -69,8 +69,8 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     path->in = path->lend =
         (struct ring){path->lent, path->lent_view.buf, path->lent->address, lent_rkey, ring};
-    path->out = (struct ring){path->ours, path->ours_view.buf, path->ours->address,
-                              path->ours->lkey, ring};
+    path->out =
+        (struct ring){path->ours, path->ours_view.buf, path->ours->address, path->ours->lkey, ring};
     return (PyObject *)path;
 }
 
