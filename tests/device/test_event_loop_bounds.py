@@ -105,6 +105,7 @@ USES: dict[str, Use] = {
     "aclose": lambda c, region, remote, window: c.aclose(),
     "bind": lambda c, region, remote, window: c.bind(region[:], aiordma.Access.REMOTE_READ),
     "compare_swap": lambda c, region, remote, window: c.compare_swap(remote, 0, 1),
+    "drain": lambda c, region, remote, window: c.drain(),
     "ended": lambda c, region, remote, window: c.ended(),
     "establish": lambda c, region, remote, window: c.establish(),
     "fetch_add": lambda c, region, remote, window: c.fetch_add(remote, 1),
