@@ -46,7 +46,7 @@ class FairQueue(Generic[Item]):
     def append(self, item: Item, source: bytes) -> None:
         """Append an item, which must not be in the queue."""
         self._sources[item] = source
-        self._counts[source] = self.count(source) + 1
+        self._counts[source] = self._counts.get(source, 0) + 1
 
     def remove(self, item: Item) -> None:
         """Remove an item, which must be in the queue."""

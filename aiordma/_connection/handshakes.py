@@ -8,7 +8,8 @@ established then. When the listener is closed, it ends all handshakes, and waits
 
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from aiordma._base.errors import cause_text
@@ -40,9 +41,8 @@ MOST_HANDSHAKES = 128
 class _Caller:
     """A call that waits for a connection."""
 
-    def __init__(self, private_data: bytes, takes_all: bool, waiter: Waiter) -> None:
+    def __init__(self, private_data: bytes, waiter: Waiter) -> None:
         self.private_data = private_data
-        self.takes_all = takes_all
         self.waiter = waiter
         self.origin = origin()
         self.result: Acceptance | None = None
@@ -117,6 +117,7 @@ class Handshakes:
         self._running: FairQueue[Acceptance] = FairQueue()
         self._finished: deque[Acceptance] = deque()
         self._callers: deque[_Caller] = deque()
+        self._takers: list[_Caller] = []  # of `taking_all`
         self._is_closed = False
         self._timer: Timer | None = None
         self._counting = False  # once the pending CM events have been delivered
@@ -128,18 +129,24 @@ class Handshakes:
     def __len__(self) -> int:
         return len(self._running) + len(self._finished)
 
-    async def accept(self, private_data: bytes, *, takes_all: bool) -> Acceptance | None:
-        """Return the first handshake that has ended, to be taken; None after `release`.
+    @contextmanager
+    def taking_all(self) -> Iterator[None]:
+        """In the block, calls of `accept` take one peer after the other: the handshakes of all that
+        wait are begun, also between two calls."""
+        taker = _Caller(b"", self._loop.waiter())
+        self._takers.append(taker)
+        try:
+            yield
+        finally:
+            self._takers.remove(taker)
 
-        Args:
-            private_data: what the peer is sent.
-            takes_all: the caller takes all peers, one after the other: begin the handshakes of all
-                that wait.
+    async def accept(self, private_data: bytes) -> Acceptance | None:
+        """Return the first handshake that has ended, to be taken; None after `release`.
 
         Cancellation: handshakes in progress continue, for the next call.
         """
         self._end_others(private_data)
-        caller = _Caller(private_data, takes_all, self._loop.waiter())
+        caller = _Caller(private_data, self._loop.waiter())
         self._callers.append(caller)
         try:
             self.advance()
@@ -160,12 +167,15 @@ class Handshakes:
         change."""
         if self._finished:
             self._hand_over()
-        while self._callers and self._requests:
+        must_look = not self._takers
+        while (self._callers or self._takers) and self._requests:
             caller = self._next_caller()
             if caller is None or not self._make_room():
+                must_look = True
                 break
             self._begin(self._requests.popleft(), caller)
-        self._look_later()
+        if must_look:
+            self._look_later()
 
     def release(self) -> None:
         """Let every waiting `accept` return None."""
@@ -185,10 +195,9 @@ class Handshakes:
     def _next_caller(self) -> _Caller | None:
         """Return the call that the next handshake is for, if one may begin. For each call there is
         one handshake that is not slow, and one more for each slow handshake. So the number of
-        handshakes doubles while all are slow. A caller that takes all peers has no such limit."""
-        for caller in self._callers:
-            if caller.takes_all:
-                return caller
+        handshakes doubles while all are slow. With `taking_all` there is no such limit."""
+        if self._takers:
+            return self._takers[0]
         wanted = Counter(caller.private_data for caller in self._callers)
         for handshake in self._running:
             if handshake.private_data in wanted:
@@ -222,10 +231,9 @@ class Handshakes:
         if self._timer is not None or not count:
             return
         if count >= MOST_HANDSHAKES:
-            matters = bool(self._requests and self._callers)
+            matters = bool(self._requests and (self._callers or self._takers))
         else:
-            takes_all = any(caller.takes_all for caller in self._callers)
-            matters = not takes_all and not all(each.is_slow for each in self._running)
+            matters = not self._takers and not all(each.is_slow for each in self._running)
         if matters:
             self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
@@ -282,7 +290,8 @@ class Handshakes:
     def _end_others(self, private_data: bytes) -> None:
         """End the handshakes that no call can return, because a call returns only a peer that was
         sent the call's private data."""
-        kept = {private_data, *(caller.private_data for caller in self._callers)}
+        others = (*self._callers, *self._takers)
+        kept = {private_data, *(caller.private_data for caller in others)}
         for handshake in [*self._running, *self._finished]:
             if handshake.private_data not in kept:
                 self._end(handshake)
@@ -292,7 +301,7 @@ class Handshakes:
             self._running.remove(handshake)
         if handshake in self._finished:
             self._finished.remove(handshake)
-        if not self._running and self._timer is not None:
+        if self._timer is not None and not self._running:
             self._timer.cancel()
             self._timer = None
 

@@ -576,14 +576,13 @@ class Listener(AbstractListener[Connection]):
         )
         return (await self._accept(private_data)).take()
 
-    async def _accept(self, private_data: bytes = b"", *, takes_all: bool = False) -> Acceptance:
-        """Return the next handshake that has ended, to be taken. With `takes_all`, the handshakes
-        of all peers that wait are begun."""
+    async def _accept(self, private_data: bytes = b"") -> Acceptance:
+        """Return the next handshake that has ended, to be taken."""
         require_same_process(self._process, self)
         require_here(self._reactor.loop, self)
         accepted = None
         if not self._has_ended:
-            accepted = await self._handshakes.accept(private_data, takes_all=takes_all)
+            accepted = await self._handshakes.accept(private_data)
         if accepted is None:
             raise self._end_error()
         return accepted
@@ -632,25 +631,24 @@ class Listener(AbstractListener[Connection]):
             await self._serve(handler, own)
 
     async def _serve(self, handler: Callable[[Connection], Any], group: TaskGroup) -> None:
-        with suppress(ClosedError):
+        with suppress(ClosedError), self._handshakes.taking_all():
             while True:
                 # In no variable, which would keep the last peer's connection until the next peer.
-                group.start_soon(self._handle_one, await self._accept(takes_all=True), handler)
+                group.start_soon(self._handle_one, await self._accept(), handler)
 
     async def _handle_one(
         self, accepted: Acceptance, handler: Callable[[Connection], Awaitable[Any]]
     ) -> None:
-        peer = accepted.peer
         try:
             async with accepted.take() as connection:
                 try:
                     await handler(connection)
                 except Exception as error:
                     # Before the close, which sets the cause of a connection that works.
-                    _log_failure(error, peer, connection)
+                    _log_failure(error, accepted.peer, connection)
                     connection._ahead.give_up()  # its end waits for no message
         except Exception as error:
-            _log_failure(error, peer)
+            _log_failure(error, accepted.peer)
 
     async def aclose(self) -> None:
         """Stop listening, and reject the waiting peers. Accepted connections stay open. Idempotent.

@@ -473,7 +473,7 @@ class StreamListener(AnyListener[Stream]):
         """
         while True:
             try:
-                return await self._accept(takes_all=True)
+                return await self._accept()
             except (EventLoopError, ForkError):
                 raise
             except Exception as error:
@@ -485,8 +485,8 @@ class StreamListener(AnyListener[Stream]):
                 if isinstance(error, VerbsCallError):
                     await anyio.sleep(ACCEPT_AGAIN_SECONDS)
 
-    async def _accept(self, *, takes_all: bool = False) -> tuple[Connection, Rsocket]:
-        connection = (await self._listener._accept(takes_all=takes_all)).take()
+    async def _accept(self) -> tuple[Connection, Rsocket]:
+        connection = (await self._listener._accept()).take()
         return connection, self._rsockets.pop(connection)
 
     async def serve(
@@ -517,7 +517,7 @@ class StreamListener(AnyListener[Stream]):
             await self._serve(handler, own)
 
     async def _serve(self, handler: Callable[[Stream], Awaitable[Any]], group: TaskGroup) -> None:
-        with suppress(ClosedError):
+        with suppress(ClosedError), self._listener._handshakes.taking_all():
             while True:
                 # In no variable, which would keep the last peer's connection until the next peer.
                 group.start_soon(self._handle, Stream(*await self._accept_any()), handler)

@@ -177,6 +177,10 @@ class StreamServer(asyncio.AbstractServer):
             self._serving = None
 
     async def _accept(self, listener: StreamListener) -> None:
+        with listener._listener._handshakes.taking_all():
+            await self._accept_all(listener)
+
+    async def _accept_all(self, listener: StreamListener) -> None:
         while True:
             try:
                 connection, rsocket = await listener._accept_any()
