@@ -273,7 +273,7 @@ for _name in ("post_send", "post_sendv", "send", "sendv", "post_write", "post_wr
     CONNECTION[f"{_name} with immediate"] = _with_immediate(_name)
 
 NO_PARAMETERS = {
-    *("aclose", "receive", "receive_message", "receive_view", "send_eof", "prepare"),
+    *("aclose", "drain", "receive", "receive_message", "receive_view", "send_eof", "prepare"),
     *(
         "extra",
         "begin",
@@ -590,7 +590,7 @@ async def test_an_opener_refuses_before_anything_is_opened(name: str) -> None:
 
 
 STREAM_OPTIONS: dict[str, object] = {
-    "buffer_size": Whole(31),
+    "buffer_size": Whole(31, none=True),
     "queue_depth": Whole(16),
     "close_timeout": SECONDS,
     "tos": Whole(31, none=True),
