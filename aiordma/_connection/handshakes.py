@@ -196,13 +196,14 @@ class Handshakes:
         """Return the call that the next handshake is for, if one may begin. For each call there is
         one handshake that is not slow, and one more for each slow handshake. So the number of
         handshakes doubles while all are slow. With `taking_all` there is no such limit."""
-        if self._takers:
-            return self._takers[0]
+        taker = self._takers[0] if self._takers else None
+        if taker and not any(caller.private_data for caller in self._callers):
+            return taker
         wanted = Counter(caller.private_data for caller in self._callers)
         for handshake in self._running:
             if handshake.private_data in wanted:
                 wanted[handshake.private_data] += 1 if handshake.is_slow else -1
-        return next((each for each in self._callers if wanted[each.private_data] > 0), None)
+        return next((each for each in self._callers if wanted[each.private_data] > 0), taker)
 
     def _make_room(self) -> bool:
         """Return whether one more handshake may begin. If there are too many, one of a slow peer is
