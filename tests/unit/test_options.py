@@ -15,6 +15,7 @@ RANGES = {
     "receive_buffers": (0, 1 << 16),
     "receive_size": (1, 1 << 30),
     "max_send_wr": (1, 1 << 16),
+    "send_ahead": (0, 1 << 16),
     "max_recv_wr": (1, 1 << 16),
     "max_recv_sge": (1, 64),
     "max_send_sge": (1, 64),  # data_path.c posts from an array of so many
