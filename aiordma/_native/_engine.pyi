@@ -582,16 +582,16 @@ class SharedPort:
 
 @final
 class ChainPort:
-    """Collects the requests of one chain. Each takes a slot and holds its memory, and bytes that
-    are not registered are copied. `post` posts all of them. A method returns None if the general
-    path has to make the request, which `add` then appends.
+    """Collects the requests of one chain: the calls of each `method` whose `_port` it is. Each
+    request takes a slot and holds its memory, and bytes that are not registered are copied. `post`
+    posts all of them. If the general path has to make a request, `add` then appends it.
 
     Args:
         port: the port of the queue pair.
     """
 
     over: bool
-    """Whether the chain collects no more requests: its methods then return None."""
+    """Whether the chain collects no more requests."""
     signal_last_only: bool
     """Whether only the last request is signaled."""
     error: int
@@ -607,58 +607,6 @@ class ChainPort:
     def posted(self) -> int:
         """The number of requests that the device accepted."""
 
-    def send(
-        self,
-        data: object,
-        *,
-        immediate: object = None,
-        invalidate: object = None,
-        fence: object = False,
-        solicited: object = False,
-    ) -> WorkRequest | None: ...
-    def sendv(
-        self,
-        parts: object,
-        *,
-        immediate: object = None,
-        invalidate: object = None,
-        fence: object = False,
-        solicited: object = False,
-    ) -> WorkRequest | None: ...
-    def write(
-        self,
-        local: object,
-        remote: object,
-        *,
-        immediate: object = None,
-        fence: object = False,
-        solicited: object = False,
-    ) -> WorkRequest | None: ...
-    def writev(
-        self,
-        parts: object,
-        remote: object,
-        *,
-        immediate: object = None,
-        fence: object = False,
-        solicited: object = False,
-    ) -> WorkRequest | None: ...
-    def read(
-        self, local: object, remote: object, *, fence: object = False
-    ) -> WorkRequest | None: ...
-    def readv(
-        self, parts: object, remote: object, *, fence: object = False
-    ) -> WorkRequest | None: ...
-    def compare_swap(
-        self, local: object, remote: object, compare: object, swap: object, *, fence: object = False
-    ) -> WorkRequest | None: ...
-    def fetch_add(
-        self, local: object, remote: object, add: object, *, fence: object = False
-    ) -> WorkRequest | None: ...
-    def bind(
-        self, window: object, memory: object, access: object, *, fence: object = False
-    ) -> WorkRequest | None: ...
-    def local_invalidate(self, window: object, *, fence: object = False) -> WorkRequest | None: ...
     def add(self, request: WorkRequest, /) -> None: ...
     def requests(self) -> list[WorkRequest]: ...
     def post(self, works: int = 0, sges: bytes = b"", /) -> int: ...

@@ -221,7 +221,6 @@ def test_what_ends_between_collecting_and_posting_is_not_posted() -> None:
         request = chain.post_write(local, remote)
         crossings = drain_of(client).crossings
         fail(client, aiordma.DisconnectedError("as the test wants it"))
-        assert chain._port.write(local, remote) is None
         with pytest.raises(aiordma.DisconnectedError):
             chain.post_write(local, remote)
         with pytest.raises(aiordma.DisconnectedError):
@@ -232,6 +231,16 @@ def test_what_ends_between_collecting_and_posting_is_not_posted() -> None:
         assert local.region._users == 0
 
     run(main)
+
+
+class Poster:
+    """Posts through a port, without a general path."""
+
+    send: Any = _engine.method("send", lambda *arguments: None)
+    write: Any = _engine.method("write", lambda *arguments: None)
+
+    def __init__(self, port: Any) -> None:
+        self._port = port
 
 
 def test_a_chain_port_does_not_do_what_makes_no_sense() -> None:
@@ -249,17 +258,19 @@ def test_a_chain_port_does_not_do_what_makes_no_sense() -> None:
         for wrong in (None, client):
             with pytest.raises(ValueError, match="takes a WorkRequest"):
                 port.add(wrong)
+        poster, wrong = Poster(port), endpoint_of(client).work.port
         with pytest.raises(TypeError, match=r"write\(\): the arguments do not fit"):
-            port.write(local)
-        assert port.send(bytearray(1 << 20)) is None
-        assert port.send(3) is None
-        request = port.write(local, remote)
+            wrong.write(local)
+        assert poster.write(local) is None
+        assert poster.send(bytearray(1 << 20)) is None
+        assert poster.send(3) is None
+        request = poster.write(local, remote)
         assert port.requests() == [request]
         assert port.post() == 0
         assert (port.posted, port.count, port.over) == (1, 1, True)
         with pytest.raises(ValueError, match="posted once"):
             port.post()
-        assert port.write(local, remote) is None
+        assert poster.write(local, remote) is None
         await request
         added = chain_port(endpoint_of(client).work.port)
         added.add(request)

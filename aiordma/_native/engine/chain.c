@@ -390,8 +390,6 @@ PyObject *engine_end_chain(PyObject *module, PyObject *const *arguments, Py_ssiz
 
 /* -- the interface for Python --------------------------------------------------------------- */
 
-ENGINE_COLLECTED_METHODS(ChainPort, chain, engine_collect)
-
 static PyObject *chain_add(ChainPort *chain, PyObject *request)
 {
     if (!Py_IS_TYPE(request, &engine_request_type) || chain->over) {
@@ -412,24 +410,7 @@ static PyObject *chain_requests(ChainPort *chain, PyObject *none)
     return list_requests(chain);
 }
 
-#define ENTRY(name, text) \
-    {#name, (PyCFunction)(void (*)(void))chain_##name, METH_FASTCALL | METH_KEYWORDS, text}
-
 static PyMethodDef methods[] = {
-    ENTRY(send, ENGINE_SIGNATURE_SEND "Collect a message. None: take the general path."),
-    ENTRY(sendv, ENGINE_SIGNATURE_SENDV "Collect a message of several parts, as `send` does."),
-    ENTRY(write, ENGINE_SIGNATURE_WRITE "Collect a WRITE. None: take the general path."),
-    ENTRY(writev, ENGINE_SIGNATURE_WRITEV "Collect a WRITE of several parts, as `write` does."),
-    ENTRY(read, ENGINE_SIGNATURE_READ "Collect a READ. None: take the general path."),
-    ENTRY(readv, ENGINE_SIGNATURE_READV "Collect a READ into several parts, as `read` does."),
-    ENTRY(compare_swap,
-          ENGINE_SIGNATURE_COMPARE_SWAP "Collect a compare and swap. None: take the general path."),
-    ENTRY(fetch_add,
-          ENGINE_SIGNATURE_FETCH_ADD "Collect a fetch and add. None: take the general path."),
-    ENTRY(bind, ENGINE_SIGNATURE_BIND "Collect the binding of a window of type 2. None: take the "
-                                      "general path."),
-    ENTRY(local_invalidate, ENGINE_SIGNATURE_LOCAL_INVALIDATE
-          "Collect the invalidation of a window of type 2. None: take the general path."),
     {"add", (PyCFunction)chain_add, METH_O,
      "add($self, request, /)\n--\n\n"
      "Append a request that Python made."},

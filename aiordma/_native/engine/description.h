@@ -16,8 +16,7 @@ enum { ENGINE_PARTS = 32 }; /* of one request; one with more parts takes the gen
 
 /* What a request is to do, as it was read from the arguments of a post. */
 struct engine_work {
-    PyObject *operation; /* its name; borrowed */
-    PyObject *remote;    /* RemoteMemory, or NULL; borrowed */
+    PyObject *remote; /* RemoteMemory, or NULL; borrowed */
     enum ibv_wr_opcode opcode;
     enum engine_copying copying;
     unsigned int flags;

@@ -20,9 +20,7 @@ static PyObject *the_port; /* the attribute's name */
 /* The program posts no receives of its own through a port that has pooled receives. */
 static int is_for_user(const Method *method, const Port *port)
 {
-    return !port->has_pooled_receives ||
-           (method->kind != ENGINE_RECEIVE && method->kind != ENGINE_RECEIVEV &&
-            method->kind != ENGINE_UD_RECEIVE && method->kind != ENGINE_UD_RECEIVEV);
+    return !port->has_pooled_receives || method->kind < ENGINE_RECEIVE;
 }
 
 static PyObject *method_call(PyObject *callable, PyObject *const *arguments, size_t flags,

@@ -175,7 +175,7 @@ static int execute(PyObject *module)
         {"DatagramReceive", &engine_receive_type},
     };
     if (refuse_subinterpreter() || engine_prepare() || engine_work_names() ||
-        engine_signature_names() || engine_pool_names() || engine_arrival_names() ||
+        engine_read_signatures() || engine_pool_names() || engine_arrival_names() ||
         engine_wait_names() || engine_view_names() || engine_stream_names() ||
         engine_datagram_names())
         return -1;

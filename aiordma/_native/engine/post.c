@@ -124,15 +124,17 @@ PyObject *engine_post(Port *port, enum engine_kind kind, PyObject *const *given)
 
 /* -- the interface for Python --------------------------------------------------------------- */
 
-ENGINE_COLLECTED_METHODS(Port, port, engine_post)
-ENGINE_METHOD(Port, port, engine_post, receive, ENGINE_RECEIVE)
-ENGINE_METHOD(Port, port, engine_post, receivev, ENGINE_RECEIVEV)
-ENGINE_METHOD(Port, port, engine_post, compare_swap_value, ENGINE_COMPARE_SWAP_VALUE)
-ENGINE_METHOD(Port, port, engine_post, fetch_add_value, ENGINE_FETCH_ADD_VALUE)
-ENGINE_METHOD(Port, port, engine_post, ud_send, ENGINE_UD_SEND)
-ENGINE_METHOD(Port, port, engine_post, ud_sendv, ENGINE_UD_SENDV)
-ENGINE_METHOD(Port, port, engine_post, ud_receive, ENGINE_UD_RECEIVE)
-ENGINE_METHOD(Port, port, engine_post, ud_receivev, ENGINE_UD_RECEIVEV)
+#define KIND(constant, name, opcode, parameters)                                                  \
+    static PyObject *port_##name(Port *port, PyObject *const *arguments, Py_ssize_t count,        \
+                                 PyObject *keywords)                                              \
+    {                                                                                             \
+        PyObject *given[ENGINE_ARGUMENTS];                                                        \
+        if (engine_arguments(ENGINE_##constant, arguments, count, keywords, given))               \
+            return engine_post(port, ENGINE_##constant, given);                                   \
+        return PyErr_Format(PyExc_TypeError, #name "(): the arguments do not fit the signature"); \
+    }
+ENGINE_EACH_KIND(KIND)
+#undef KIND
 
 static PyObject *port_set_peer(Port *port, PyObject *args)
 {
@@ -176,52 +178,21 @@ static PyObject *port_open(Port *port, PyObject *args)
     Py_RETURN_NONE;
 }
 
-#define ENTRY(name, text) \
-    {#name, (PyCFunction)(void (*)(void))port_##name, METH_FASTCALL | METH_KEYWORDS, text}
-
 static PyMethodDef methods[] = {
+#define KIND(constant, name, opcode, parameters)                                     \
+    {#name, (PyCFunction)(void (*)(void))port_##name, METH_FASTCALL | METH_KEYWORDS, \
+     #name "($self, " parameters ")\n--\n\nPost the request. None: take the general path."},
+    ENGINE_EACH_KIND(KIND)
+#undef KIND
+        ENGINE_RECEIVE_ALL,
     {"open", (PyCFunction)port_open, METH_VARARGS,
      "open($self, queue_pair, max_message, max_inline, max_send_sge, max_recv_sge,\n"
      "     max_read_sge, pool, /)\n--\n\n"
      "Set the queue pair, by its address, its limits, and the pool of blocks."},
-    ENTRY(send, ENGINE_SIGNATURE_SEND "Post a message. None: take the general path."),
-    ENTRY(sendv, ENGINE_SIGNATURE_SENDV "Post a message of several parts, as `send` does."),
-    ENTRY(receive, "receive($self, buffer)\n--\n\n"
-                   "Post a receive. None: take the general path."),
-    ENTRY(receivev, "receivev($self, parts)\n--\n\n"
-                    "Post a receive of several parts, as `receive` does."),
-    ENGINE_RECEIVE_ALL,
-    ENTRY(write, ENGINE_SIGNATURE_WRITE "Post a WRITE. None: take the general path."),
-    ENTRY(writev, ENGINE_SIGNATURE_WRITEV "Post a WRITE of several parts, as `write` does."),
-    ENTRY(read, ENGINE_SIGNATURE_READ "Post a READ. None: take the general path."),
-    ENTRY(readv, ENGINE_SIGNATURE_READV "Post a READ into several parts, as `read` does."),
-    ENTRY(compare_swap,
-          ENGINE_SIGNATURE_COMPARE_SWAP "Post a compare and swap. None: take the general path."),
-    ENTRY(fetch_add,
-          ENGINE_SIGNATURE_FETCH_ADD "Post a fetch and add. None: take the general path."),
-    ENTRY(compare_swap_value, "compare_swap_value($self, remote, compare, swap)\n--\n\n"
-                              "Post a compare and swap. Await the result for the previous value.\n"
-                              "None: take the general path."),
-    ENTRY(fetch_add_value, "fetch_add_value($self, remote, add)\n--\n\n"
-                           "Post a fetch and add. Await the result for the previous value.\n"
-                           "None: take the general path."),
-    ENTRY(bind, ENGINE_SIGNATURE_BIND "Post the binding of a window of type 2. None: take the "
-                                      "general path."),
-    ENTRY(local_invalidate, ENGINE_SIGNATURE_LOCAL_INVALIDATE
-          "Post the invalidation of a window of type 2. None: take the general path."),
-    ENTRY(ud_send, ENGINE_SIGNATURE_UD_SEND "Post a datagram to a peer of `set_peer`. None: "
-                                            "take the general path."),
-    ENTRY(ud_sendv, ENGINE_SIGNATURE_UD_SENDV "Post a datagram of several parts, as `ud_send` "
-                                              "does."),
     {"set_peer", (PyCFunction)port_set_peer, METH_VARARGS,
      "set_peer($self, peer, handle, address_handle, qpn, qkey, /)\n--\n\n"
      "Remember a peer, by its identity, for the next datagrams: its address handle, with the\n"
      "address of the struct ibv_ah, its queue pair number and its qkey."},
-    ENTRY(ud_receive, "ud_receive($self, buffer)\n--\n\n"
-                      "Post a receive of a datagram, and return a DatagramReceive. None: take the\n"
-                      "general path."),
-    ENTRY(ud_receivev, "ud_receivev($self, parts)\n--\n\n"
-                       "Post a receive of a datagram in several parts, as `ud_receive` does."),
     {"set_senders", (PyCFunction)port_set_senders, METH_O,
      "set_senders($self, senders, /)\n--\n\n"
      "Set what finds the senders of datagrams that arrive."},

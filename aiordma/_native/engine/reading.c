@@ -139,54 +139,18 @@ static int read_atomic(Port *port, struct engine_work *work, PyObject *const *gi
 
 /* -- all arguments ------------------------------------------------------------------------- */
 
-static const struct {
-    const char *operation;
-    enum ibv_wr_opcode opcode;
-} kinds[ENGINE_KINDS] = {
-    [ENGINE_SEND] = {"SEND", IBV_WR_SEND},
-    [ENGINE_SENDV] = {"SEND", IBV_WR_SEND},
-    [ENGINE_RECEIVE] = {"RECV", 0},
-    [ENGINE_RECEIVEV] = {"RECV", 0},
-    [ENGINE_WRITE] = {"RDMA_WRITE", IBV_WR_RDMA_WRITE},
-    [ENGINE_WRITEV] = {"RDMA_WRITE", IBV_WR_RDMA_WRITE},
-    [ENGINE_READ] = {"RDMA_READ", IBV_WR_RDMA_READ},
-    [ENGINE_READV] = {"RDMA_READ", IBV_WR_RDMA_READ},
-    [ENGINE_COMPARE_SWAP] = {"COMPARE_SWAP", IBV_WR_ATOMIC_CMP_AND_SWP},
-    [ENGINE_FETCH_ADD] = {"FETCH_ADD", IBV_WR_ATOMIC_FETCH_AND_ADD},
-    [ENGINE_COMPARE_SWAP_VALUE] = {"COMPARE_SWAP", IBV_WR_ATOMIC_CMP_AND_SWP},
-    [ENGINE_FETCH_ADD_VALUE] = {"FETCH_ADD", IBV_WR_ATOMIC_FETCH_AND_ADD},
-    [ENGINE_BIND] = {"BIND_MW", IBV_WR_BIND_MW},
-    [ENGINE_LOCAL_INVALIDATE] = {"LOCAL_INV", IBV_WR_LOCAL_INV},
-    [ENGINE_UD_SEND] = {"SEND", IBV_WR_SEND},
-    [ENGINE_UD_SENDV] = {"SEND", IBV_WR_SEND},
-    [ENGINE_UD_RECEIVE] = {"RECV", 0},
-    [ENGINE_UD_RECEIVEV] = {"RECV", 0},
+static const enum ibv_wr_opcode opcodes[] = {
+#define KIND(constant, name, opcode, parameters) opcode,
+    ENGINE_EACH_KIND(KIND)
+#undef KIND
 };
-
-static PyObject *operations[ENGINE_KINDS];
-static PyObject *send_with_imm, *send_with_inv, *write_with_imm;
-
-/* The name of the operation, for messages. */
-static PyObject *operation_of(enum engine_kind kind, enum ibv_wr_opcode opcode)
-{
-    switch (opcode) {
-    case IBV_WR_SEND_WITH_IMM:
-        return send_with_imm;
-    case IBV_WR_SEND_WITH_INV:
-        return send_with_inv;
-    case IBV_WR_RDMA_WRITE_WITH_IMM:
-        return write_with_imm;
-    default:
-        return operations[kind];
-    }
-}
 
 static void begin(struct engine_work *work, enum engine_kind kind)
 {
     /* Not one assignment, which would also clear the long arrays. */
-    work->opcode = kinds[kind].opcode;
-    work->has_header = kind == ENGINE_UD_RECEIVE || kind == ENGINE_UD_RECEIVEV;
-    work->is_receive = kind == ENGINE_RECEIVE || kind == ENGINE_RECEIVEV || work->has_header;
+    work->opcode = opcodes[kind];
+    work->has_header = kind >= ENGINE_UD_RECEIVE;
+    work->is_receive = kind >= ENGINE_RECEIVE;
     work->flags = 0;
     work->immediate = work->rkey = 0;
     work->remote_address = work->compare_add = work->swap = work->length = 0;
@@ -278,26 +242,39 @@ int engine_read(Port *port, enum engine_kind kind, PyObject *const *given, struc
                                        : port->ready;
     if (!engine_usable(port, may_post) || !read_flags(work, given))
         return 0;
-    if (is_atomic(work->opcode)) {
-        work->operation = operations[kind];
+    if (is_atomic(work->opcode))
         return read_atomic(port, work, given);
-    }
-    if (kind == ENGINE_BIND || kind == ENGINE_LOCAL_INVALIDATE) {
-        work->operation = operations[kind];
-        return kind == ENGINE_BIND ? engine_read_bind(port, work, given)
-                                   : engine_read_local_invalidate(port, work, given);
-    }
+    if (kind == ENGINE_BIND)
+        return engine_read_bind(port, work, given);
+    if (kind == ENGINE_LOCAL_INVALIDATE)
+        return engine_read_local_invalidate(port, work, given);
     if (!read_memory(port, kind, given, work) ||
         !read_immediate(port, work, given[ENGINE_IMMEDIATE]) ||
         !read_invalidate(port, work, given[ENGINE_INVALIDATE]))
         return 0;
-    work->operation = operation_of(kind, work->opcode);
     if (is_datagram(kind))
         return read_peer(port, work, given[ENGINE_REMOTE]);
     return given[ENGINE_REMOTE] ? read_remote(port, work, given[ENGINE_REMOTE]) : 1;
 }
 
 /* -- the request --------------------------------------------------------------------------- */
+
+/* The names of the operations, for messages: of the send queue by opcode, then of a receive. */
+enum { RECV = IBV_WR_SEND_WITH_INV + 1 };
+static const char *const operations[] = {
+    [IBV_WR_SEND] = "SEND",
+    [IBV_WR_SEND_WITH_IMM] = "SEND_WITH_IMM",
+    [IBV_WR_SEND_WITH_INV] = "SEND_WITH_INV",
+    [IBV_WR_RDMA_WRITE] = "RDMA_WRITE",
+    [IBV_WR_RDMA_WRITE_WITH_IMM] = "RDMA_WRITE_WITH_IMM",
+    [IBV_WR_RDMA_READ] = "RDMA_READ",
+    [IBV_WR_ATOMIC_CMP_AND_SWP] = "COMPARE_SWAP",
+    [IBV_WR_ATOMIC_FETCH_AND_ADD] = "FETCH_ADD",
+    [IBV_WR_BIND_MW] = "BIND_MW",
+    [IBV_WR_LOCAL_INV] = "LOCAL_INV",
+    [RECV] = "RECV",
+};
+static PyObject *names[RECV + 1];
 
 /* Lease a pool block, and copy the bytes to it. Returns the lease; NULL with an exception. If a
    region was closed meanwhile, nothing is copied; the caller checks the regions again before the
@@ -342,8 +319,8 @@ Request *engine_work_request(Port *port, struct engine_work *work)
     if (work->has_header && (memory || !PyErr_Occurred()))
         receive = engine_datagram_receive(port, &work->sges[0]);
     if (receive || (!work->has_header && (memory || !PyErr_Occurred())))
-        request = engine_request(port, work->operation, (Py_ssize_t)work->length, memory,
-                                 work->remote, work->is_receive);
+        request = engine_request(port, names[work->is_receive ? RECV : work->opcode],
+                                 (Py_ssize_t)work->length, memory, work->remote, work->is_receive);
     if (request && receive)
         engine_set_receive(request, receive);
     Py_XDECREF(receive);
@@ -409,10 +386,8 @@ struct ibv_send_wr engine_send_wr(const struct engine_work *work)
 
 int engine_work_names(void)
 {
-    for (int i = 0; i < ENGINE_KINDS; i++)
-        if (engine_intern(&operations[i], kinds[i].operation))
+    for (int i = 0; i <= RECV; i++)
+        if (engine_intern(&names[i], operations[i]))
             return -1;
-    return engine_intern(&send_with_imm, "SEND_WITH_IMM") ||
-           engine_intern(&send_with_inv, "SEND_WITH_INV") ||
-           engine_intern(&write_with_imm, "RDMA_WRITE_WITH_IMM");
+    return 0;
 }

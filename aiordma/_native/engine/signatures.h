@@ -4,28 +4,38 @@
 
 #include "given.h"
 
-/* The kinds of posts. V: the memory is a list of parts. */
-enum engine_kind {
-    ENGINE_SEND,
-    ENGINE_SENDV,
-    ENGINE_RECEIVE,
-    ENGINE_RECEIVEV,
-    ENGINE_WRITE,
-    ENGINE_WRITEV,
-    ENGINE_READ,
-    ENGINE_READV,
-    ENGINE_COMPARE_SWAP,
-    ENGINE_FETCH_ADD,
-    ENGINE_COMPARE_SWAP_VALUE, /* the result of the request is the previous value */
-    ENGINE_FETCH_ADD_VALUE,
-    ENGINE_BIND,
-    ENGINE_LOCAL_INVALIDATE,
-    ENGINE_UD_SEND,
-    ENGINE_UD_SENDV,
-    ENGINE_UD_RECEIVE,
-    ENGINE_UD_RECEIVEV,
-    ENGINE_KINDS
-};
+/*
+ * The kinds of posts: KIND(constant, name, opcode, parameters). A port has a method of each name with
+ * these parameters; those with a default are keywords. reading.c reads the arguments. V: the memory
+ * is a list of parts. VALUE: the result of the request is the previous value. The receives are last,
+ * and have no opcode.
+ */
+#define ENGINE_FLAGS "fence=False, solicited=False"
+#define ENGINE_EACH_KIND(KIND)                                                                    \
+    KIND(SEND, send, IBV_WR_SEND, "data, *, immediate=None, invalidate=None, " ENGINE_FLAGS)      \
+    KIND(SENDV, sendv, IBV_WR_SEND, "parts, *, immediate=None, invalidate=None, " ENGINE_FLAGS)   \
+    KIND(WRITE, write, IBV_WR_RDMA_WRITE, "local, remote, *, immediate=None, " ENGINE_FLAGS)      \
+    KIND(WRITEV, writev, IBV_WR_RDMA_WRITE, "parts, remote, *, immediate=None, " ENGINE_FLAGS)    \
+    KIND(READ, read, IBV_WR_RDMA_READ, "local, remote, *, fence=False")                           \
+    KIND(READV, readv, IBV_WR_RDMA_READ, "parts, remote, *, fence=False")                         \
+    KIND(COMPARE_SWAP, compare_swap, IBV_WR_ATOMIC_CMP_AND_SWP,                                   \
+         "local, remote, compare, swap, *, fence=False")                                          \
+    KIND(FETCH_ADD, fetch_add, IBV_WR_ATOMIC_FETCH_AND_ADD, "local, remote, add, *, fence=False") \
+    KIND(COMPARE_SWAP_VALUE, compare_swap_value, IBV_WR_ATOMIC_CMP_AND_SWP,                       \
+         "remote, compare, swap")                                                                 \
+    KIND(FETCH_ADD_VALUE, fetch_add_value, IBV_WR_ATOMIC_FETCH_AND_ADD, "remote, add")            \
+    KIND(BIND, bind, IBV_WR_BIND_MW, "window, memory, access, *, fence=False")                    \
+    KIND(LOCAL_INVALIDATE, local_invalidate, IBV_WR_LOCAL_INV, "window, *, fence=False")          \
+    KIND(UD_SEND, ud_send, IBV_WR_SEND, "data, peer, *, immediate=None, solicited=False")         \
+    KIND(UD_SENDV, ud_sendv, IBV_WR_SEND, "parts, peer, *, immediate=None, solicited=False")      \
+    KIND(RECEIVE, receive, 0, "buffer")                                                           \
+    KIND(RECEIVEV, receivev, 0, "parts")                                                          \
+    KIND(UD_RECEIVE, ud_receive, 0, "buffer")                                                     \
+    KIND(UD_RECEIVEV, ud_receivev, 0, "parts")
+
+#define KIND(constant, name, opcode, parameters) ENGINE_##constant,
+enum engine_kind { ENGINE_EACH_KIND(KIND) ENGINE_KINDS };
+#undef KIND
 
 /* The arguments of a post. An argument that was not given is NULL. */
 enum engine_argument {
@@ -42,56 +52,12 @@ enum engine_argument {
     ENGINE_ARGUMENTS
 };
 
-int engine_signature_names(void);
-/* The kind whose method has the name; ENGINE_KINDS: none. */
+/* Read the parameters of all kinds. Returns -1 with an exception. */
+int engine_read_signatures(void);
+/* The kind of the name; ENGINE_KINDS: none. */
 enum engine_kind engine_kind_of(const char *name);
 /* Assign the arguments of a vectorcall to `given`. 0: they do not fit the kind's signature. */
 int engine_arguments(enum engine_kind kind, PyObject *const *arguments, Py_ssize_t count,
                      PyObject *keywords, PyObject **given);
-/* The same for a method of a port, with a TypeError if they do not fit. */
-int engine_port_arguments(enum engine_kind kind, PyObject *const *arguments, Py_ssize_t count,
-                          PyObject *keywords, PyObject **given);
-/* Define a method of a port for requests of one kind. `post`: engine_post or engine_collect. */
-#define ENGINE_METHOD(type, prefix, post, name, kind)                                          \
-    static PyObject *prefix##_##name(type *port, PyObject *const *arguments, Py_ssize_t count, \
-                                     PyObject *keywords)                                       \
-    {                                                                                          \
-        PyObject *given[ENGINE_ARGUMENTS];                                                     \
-        return engine_port_arguments(kind, arguments, count, keywords, given)                  \
-                   ? post(port, kind, given)                                                   \
-                   : NULL;                                                                     \
-    }
-/* The methods that a chain has, too. */
-#define ENGINE_COLLECTED_METHODS(type, prefix, post)                     \
-    ENGINE_METHOD(type, prefix, post, send, ENGINE_SEND)                 \
-    ENGINE_METHOD(type, prefix, post, sendv, ENGINE_SENDV)               \
-    ENGINE_METHOD(type, prefix, post, write, ENGINE_WRITE)               \
-    ENGINE_METHOD(type, prefix, post, writev, ENGINE_WRITEV)             \
-    ENGINE_METHOD(type, prefix, post, read, ENGINE_READ)                 \
-    ENGINE_METHOD(type, prefix, post, readv, ENGINE_READV)               \
-    ENGINE_METHOD(type, prefix, post, compare_swap, ENGINE_COMPARE_SWAP) \
-    ENGINE_METHOD(type, prefix, post, fetch_add, ENGINE_FETCH_ADD)       \
-    ENGINE_METHOD(type, prefix, post, bind, ENGINE_BIND)                 \
-    ENGINE_METHOD(type, prefix, post, local_invalidate, ENGINE_LOCAL_INVALIDATE)
-/* The text signatures of the ports' methods. */
-#define ENGINE_SIGNATURE_SEND \
-    "send($self, data, *, immediate=None, invalidate=None, fence=False, solicited=False)\n--\n\n"
-#define ENGINE_SIGNATURE_SENDV \
-    "sendv($self, parts, *, immediate=None, invalidate=None, fence=False, solicited=False)\n--\n\n"
-#define ENGINE_SIGNATURE_WRITE \
-    "write($self, local, remote, *, immediate=None, fence=False, solicited=False)\n--\n\n"
-#define ENGINE_SIGNATURE_WRITEV \
-    "writev($self, parts, remote, *, immediate=None, fence=False, solicited=False)\n--\n\n"
-#define ENGINE_SIGNATURE_READ "read($self, local, remote, *, fence=False)\n--\n\n"
-#define ENGINE_SIGNATURE_READV "readv($self, parts, remote, *, fence=False)\n--\n\n"
-#define ENGINE_SIGNATURE_COMPARE_SWAP \
-    "compare_swap($self, local, remote, compare, swap, *, fence=False)\n--\n\n"
-#define ENGINE_SIGNATURE_BIND "bind($self, window, memory, access, *, fence=False)\n--\n\n"
-#define ENGINE_SIGNATURE_LOCAL_INVALIDATE "local_invalidate($self, window, *, fence=False)\n--\n\n"
-#define ENGINE_SIGNATURE_UD_SEND \
-    "ud_send($self, data, peer, *, immediate=None, solicited=False)\n--\n\n"
-#define ENGINE_SIGNATURE_UD_SENDV \
-    "ud_sendv($self, parts, peer, *, immediate=None, solicited=False)\n--\n\n"
-#define ENGINE_SIGNATURE_FETCH_ADD "fetch_add($self, local, remote, add, *, fence=False)\n--\n\n"
 
 #endif
