@@ -444,7 +444,7 @@ class Endpoint:
             self._remember_failed(earlier)
             earlier._fail(cause)
         else:
-            opcode = int(earlier._completes_as)
+            opcode = earlier._completes_as
             earlier._complete((earlier.wr_id, 0, opcode, 0, 0, 0, self.pair.number, *(0,) * 7))
 
     def post_refused(self, error: int, is_receive: bool) -> None:

@@ -8,7 +8,7 @@ When it completes, `Work.ended` gives the slot back.
 from collections.abc import Sequence
 from typing import Protocol
 
-from aiordma._base.enums import SendFlag, WorkCompletionOpcode, WorkRequestOpcode
+from aiordma._base.enums import SendFlag, WorkRequestOpcode
 from aiordma._base.errors import (
     NotPostedError,
     PartialPostError,
@@ -46,16 +46,6 @@ _SHORT = frozenset(
     )
 )
 """Operations that the C call with few arguments can post, except to datagram destinations."""
-
-_COMPLETES_AS: dict[int, WorkCompletionOpcode] = {
-    WorkRequestOpcode.RDMA_WRITE: WorkCompletionOpcode.RDMA_WRITE,
-    WorkRequestOpcode.RDMA_WRITE_WITH_IMM: WorkCompletionOpcode.RDMA_WRITE,
-    WorkRequestOpcode.RDMA_READ: WorkCompletionOpcode.RDMA_READ,
-    WorkRequestOpcode.ATOMIC_CMP_AND_SWP: WorkCompletionOpcode.COMP_SWAP,
-    WorkRequestOpcode.ATOMIC_FETCH_AND_ADD: WorkCompletionOpcode.FETCH_ADD,
-    WorkRequestOpcode.LOCAL_INV: WorkCompletionOpcode.LOCAL_INV,
-    WorkRequestOpcode.BIND_MW: WorkCompletionOpcode.BIND_MW,
-}
 
 
 class Owner(RequestOwner, Protocol):
@@ -157,10 +147,9 @@ class SendQueue(WorkQueue):
         )
 
     def _request(self, work: SendWork) -> WorkRequest:
-        completes_as = _COMPLETES_AS.get(work.opcode, WorkCompletionOpcode.SEND)
         # From now on it holds its memory: what fails has to drop it.
         request = WorkRequest(self._owner, work.operation, work.length, work.held, work.remote)
-        request._completes_as = completes_as
+        request._opcode = work.opcode
         return request
 
     def _post_short(self, work: SendWork, request: WorkRequest) -> None:

@@ -632,7 +632,9 @@ class WorkRequest:
 
     wr_id: int
     """The number of the request in its completion; 0: it is not posted."""
-    _completes_as: int
+    _opcode: int
+    @property
+    def _completes_as(self) -> int: ...
     def __new__(
         cls,
         owner: RequestOwner,

@@ -10,8 +10,6 @@
 #include "request_type.h"
 #include "window.h"
 
-#include "completion_opcodes.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <structmember.h>
@@ -214,7 +212,7 @@ static PyObject *add(ChainPort *chain, struct engine_work *work)
     int is_usable = !chain->over && engine_is_still_usable(port, work);
     if (!is_usable || reserve(chain, work))
         return engine_withdraw(request, is_usable);
-    request->completes_as = aiordma_completes_as(work->opcode);
+    request->opcode = work->opcode;
     keep(chain, work, request);
     /* If it is never posted, it fails when the queue pair ends. */
     engine_enter(port->open, request);

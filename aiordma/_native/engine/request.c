@@ -455,7 +455,7 @@ static int end_with(Request *earlier, const Request *last)
     earlier->at_once = last->at_once;
     struct aiordma_completion completion = {
         .wr_id = earlier->wr_id,
-        .opcode = earlier->completes_as,
+        .opcode = aiordma_completes_as(earlier->opcode),
         .qp_num = last->completion.qp_num,
     };
     engine_complete(earlier, &completion);

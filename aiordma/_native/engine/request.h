@@ -5,6 +5,7 @@
 
 #include "port.h"
 #include "work_completion.h"
+#include "completion_opcodes.h"
 
 typedef struct Request Request;
 
@@ -35,8 +36,8 @@ struct Request {
     PyObject *subject;
     unsigned long long wr_id;
     Py_ssize_t length;
-    long long posted; /* when, while a trace is on; else 0 */
-    unsigned int completes_as;
+    long long posted;    /* when, while a trace is on; else 0 */
+    unsigned int opcode; /* an enum ibv_wr_opcode; 0 for a receive */
     char is_receive, state, at_once, stream_kind;
     char retrieved; /* its error is retrieved, or another request of its run reports it */
     char finalized;

@@ -37,7 +37,7 @@ static void unmake(Request *request)
     /* Its references are released already. Reset the numbers. */
     request->wr_id = 0;
     request->length = 0;
-    request->completes_as = 0;
+    request->opcode = 0;
     request->is_receive = request->state = request->at_once = request->retrieved = 0;
     request->stream_kind = 0;
     request->keeps = 0;
@@ -415,7 +415,7 @@ static PyMemberDef members[] = {
     {"length", T_PYSSIZET, offsetof(Request, length), READONLY, NULL},
     {"remote", T_OBJECT, offsetof(Request, remote), READONLY, NULL},
     {"is_receive", T_BOOL, offsetof(Request, is_receive), READONLY, NULL},
-    {"_completes_as", T_UINT, offsetof(Request, completes_as), 0, NULL},
+    {"_opcode", T_UINT, offsetof(Request, opcode), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -439,9 +439,16 @@ static int request_set_wr_id(Request *request, PyObject *number, void *closure)
     return 0;
 }
 
+static PyObject *request_completes_as(Request *request, void *closure)
+{
+    (void)closure;
+    return PyLong_FromUnsignedLong(aiordma_completes_as(request->opcode));
+}
+
 static PyGetSetDef properties[] = {
     {"wr_id", (getter)request_wr_id, (setter)request_set_wr_id,
      "The number of the request in its completion; 0: it is not posted.", NULL},
+    {"_completes_as", (getter)request_completes_as, NULL, NULL, NULL},
     {"_waiters", (getter)request_waiters, NULL, NULL, NULL},
     {"_callbacks", (getter)request_callbacks, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
