@@ -28,7 +28,7 @@ from aiordma._endpoint.domain_state import start_deregistering
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.keepalive import Probe
 from aiordma._endpoint.registration import make_in_thread
-from aiordma._endpoint.staging import COPY_LIMIT, THREAD_LIMIT
+from aiordma._endpoint.staging import THREAD_LIMIT
 from aiordma._loop import threads
 from aiordma._loop.event_loop import current_event_loop
 from aiordma._loop.polling import SPIN
@@ -41,7 +41,7 @@ from aiordma._loop.threads import (
     calls_under_way,
     start_call,
 )
-from aiordma._native import Drain, StreamPath, ffi, lib
+from aiordma._native import COPY_LIMIT, Drain, StreamPath, ffi, lib
 from aiordma._requests.pool import BufferPool, Lease
 from aiordma._runtime import device_choice, reactor
 from aiordma._runtime.device_choice import with_device

@@ -23,6 +23,7 @@ from aiordma._endpoint.domain_state import (
 )
 from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import in_thread
+from aiordma._native import COPY_LIMIT
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.registrations import LentRegistration
 from aiordma._requests.request import Holdable
@@ -46,8 +47,6 @@ __all__ = (
 PARTS = "parts[{}]"
 """The parameter of calls that take several buffers, with {} for the index of a buffer."""
 
-COPY_LIMIT = 1 << 16
-"""Bytes up to which buffers are copied; registering longer ones is cheaper."""
 THREAD_LIMIT = 1 << 20
 """Bytes above which a registration would block the event loop for too long."""
 

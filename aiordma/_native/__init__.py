@@ -23,6 +23,7 @@ import aiordma._native._engine as _engine  # first: it refuses what is not the m
 from aiordma._native._binding import ffi, lib
 from aiordma._native._engine import (
     BATCH,
+    COPY_LIMIT,
     ArrivalQueue,
     ArrivalView,
     ChainPort,
@@ -58,6 +59,7 @@ from aiordma._native._engine import (
 
 __all__ = (
     "BATCH",
+    "COPY_LIMIT",
     "DATA_PATH",
     "ArrivalQueue",
     "ArrivalView",

@@ -20,6 +20,8 @@ _Result = TypeVar("_Result")
 
 BATCH: int
 """Completions of one poll, at most."""
+COPY_LIMIT: int
+"""Bytes up to which buffers are copied."""
 
 def method(name: str, function: _Function, /) -> _Function: ...
 def give(

@@ -1,9 +1,6 @@
 /* A work description: the local memory that it names, and what it holds. */
 #include "description.h"
 
-/* Bytes up to which buffers are copied to a pool block (COPY_LIMIT in _endpoint/staging.py). */
-enum { COPY_LIMIT = 1 << 16 };
-
 static void add_piece(struct engine_work *work, RegionBase *region, uint64_t address,
                       Py_ssize_t length, uint32_t lkey)
 {
@@ -70,7 +67,7 @@ static int read_buffer(struct engine_work *work, PyObject *given)
         return 0;
     }
     work->view_count++;
-    if ((uint64_t)view->len > COPY_LIMIT)
+    if ((uint64_t)view->len > ENGINE_COPY_LIMIT)
         return 0;
     add_piece(work, NULL, (uintptr_t)view->buf, view->len, 0);
     return 1;
@@ -133,7 +130,7 @@ static int choose_copying(const Port *port, struct engine_work *work)
         return 1;
     }
     work->copying = ENGINE_BLOCK;
-    return work->length <= COPY_LIMIT && port->pool;
+    return work->length <= ENGINE_COPY_LIMIT && port->pool;
 }
 
 int engine_read_source(const Port *port, struct engine_work *work, PyObject *given)

@@ -13,6 +13,8 @@ typedef struct Window Window;
 enum engine_copying { ENGINE_NOTHING, ENGINE_INLINE, ENGINE_BLOCK, ENGINE_VALUE };
 
 enum { ENGINE_PARTS = 32 }; /* of one request; one with more parts takes the general path */
+/* Bytes up to which buffers are copied to a pool block; registering longer ones is cheaper. */
+enum { ENGINE_COPY_LIMIT = 1 << 16 };
 
 /* What a request is to do, as it was read from the arguments of a post. */
 struct engine_work {

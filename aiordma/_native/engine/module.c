@@ -183,7 +183,8 @@ static int execute(PyObject *module)
         if (PyType_Ready(types[i].type) ||
             PyModule_AddObjectRef(module, types[i].name, (PyObject *)types[i].type))
             return -1;
-    if (PyModule_AddIntConstant(module, "BATCH", ENGINE_BATCH))
+    if (PyModule_AddIntConstant(module, "BATCH", ENGINE_BATCH) ||
+        PyModule_AddIntConstant(module, "COPY_LIMIT", ENGINE_COPY_LIMIT))
         return -1;
     return engine_completion_names();
 }
