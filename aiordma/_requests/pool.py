@@ -10,6 +10,7 @@ than to use them.
 """
 
 import mmap
+from collections import defaultdict
 from contextlib import suppress
 
 from aiordma._native import Lease, Pool, Slab
@@ -45,9 +46,9 @@ class BufferPool(Pool):
         self._domain = domain
         self._is_pinned = is_pinned
         self._slab = slab
-        self._others: dict[int, dict[Slab, None]] = {}
+        self._others: defaultdict[int, dict[Slab, None]] = defaultdict(dict)
         """By block size: the other slabs with free blocks."""
-        self._kept: dict[int, int] = {}
+        self._kept: defaultdict[int, int] = defaultdict(int)
         """By block size: the bytes of those that have only free blocks."""
         self._slabs: dict[Slab, mmap.mmap] = {}
         self.registrations: RegistrationCache = RegistrationCache()
@@ -58,24 +59,21 @@ class BufferPool(Pool):
         """The number of registered bytes, leased or free."""
         return sum(slab.region.length for slab in self._slabs)
 
-    def _next_slab(self, size: int) -> Slab:
+    def _next_slab(self, size: int) -> Slab | None:
         """Make a slab with free blocks the current one of its size."""
-        others = self._others.setdefault(size, {})
+        others = self._others[size]
         if others:
             slab, _ = others.popitem()
             if slab.free == slab.count:
                 self._kept[size] -= slab.region.length
-        else:
-            slab = self._make_slab(size)
-        self._set_current(slab)
-        return slab
-
-    def _make_slab(self, size: int) -> Slab:
+            self._set_current(slab)
+            return slab
         memory = mmap.mmap(-1, max(self._slab, size))
         slab = Slab(self.registrations._register(lambda: MemoryRegion(self._domain, memory)), size)
         self._slabs[slab] = memory
         self._free_pages(slab)  # the registration has allocated every page
-        return slab
+        self._has_room(slab)  # blocks may have been returned to the current one meanwhile
+        return self._get_current(size)
 
     def _free_pages(self, slab: Slab) -> None:
         """Free the pages of a slab without a lease, where the device does not pin them."""
@@ -93,7 +91,7 @@ class BufferPool(Pool):
             others[slab] = None
             return
         others.pop(slab, None)
-        kept = self._kept.get(slab.size, 0) + slab.region.length
+        kept = self._kept[slab.size] + slab.region.length
         if current is None or not current.free:
             self._set_current(slab)
         elif kept <= KEPT and not self._is_pinned:

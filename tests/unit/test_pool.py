@@ -130,6 +130,28 @@ def test_lease_at_a_slabs_edge_registers_once(domain: PlainDomain) -> None:
     pool.close()
 
 
+@pytest.mark.parametrize("length", [16384, SLAB])
+def test_blocks_returned_during_a_registration_are_leased(domain: PlainDomain, length: int) -> None:
+    """As a finalizer returns them, or another thread."""
+    pool, register = make(domain), domain.provider.reg_mr
+    leases = [pool.lease(length) for _ in range(SLAB // length)]
+
+    def return_then_register(*arguments: Any) -> Any:
+        while leases:
+            leases.pop().release()
+        return register(*arguments)
+
+    domain.provider.reg_mr = return_then_register
+    pool.lease(length).release()
+    assert domain.count == 2
+    assert pool.registered == SLAB
+    again = [pool.lease(length) for _ in range(SLAB // length)]
+    assert domain.count == 2
+    for lease in again:
+        lease.release()
+    pool.close()
+
+
 def test_fuller_slabs_are_leased_from_first(domain: PlainDomain) -> None:
     pool = make(domain)
     count = SLAB // 16384
