@@ -27,7 +27,7 @@ LOOPS = ("uvloop", "trio")
 # library, which is the sanitizers' here.
 WITHOUT = (
     *("test_forked", "test_layers", "test_vm_", "test_public_surface", "test_verbs_page"),
-    "test_build",
+    *("test_build", "test_wheel"),
     "test_software_addresses",
     "test_software_no_memory",
 )

@@ -88,7 +88,10 @@ def test_a_completion_that_raises_is_logged_and_stops_no_other(
 
 
 @pytest.mark.parametrize("count", [BATCH - 1, BATCH, BATCH + 1, 3 * BATCH])
-def test_more_than_a_batch_is_drained_in_one_wake(device: Device, count: int) -> None:
+def test_more_than_a_batch_is_drained_in_one_wake(
+    device: Device, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiordma._runtime.hub.DRAIN_SECONDS", 60.0)
     hub, loop = device.hub()
     requests = [Request() for _ in range(count)]
     for request in requests:
