@@ -9,6 +9,8 @@ from aiordma._native import ffi
 
 __all__ = (
     "DEVICE_MAXIMUM",
+    "IN_ACCEPT",
+    "IN_REQUEST",
     "MAX_ACCEPT_PRIVATE_DATA",
     "MAX_CONNECT_PRIVATE_DATA",
     "MAX_DATAGRAM_ACCEPT_PRIVATE_DATA",
@@ -28,6 +30,10 @@ MAX_REJECT_PRIVATE_DATA = 148
 # The same for the UDP port space's SIDR REQ and SIDR REP. A rejection is a REP, too.
 MAX_DATAGRAM_CONNECT_PRIVATE_DATA = 180
 MAX_DATAGRAM_ACCEPT_PRIVATE_DATA = 136
+
+IN_REQUEST = (MAX_CONNECT_PRIVATE_DATA, "a connection request")
+IN_ACCEPT = (MAX_ACCEPT_PRIVATE_DATA, "an accept")
+"""What carries private data, for `check_private_data`."""
 
 DEVICE_MAXIMUM = 0xFF
 """In `responder_resources` and `initiator_depth`: the device's maximum."""

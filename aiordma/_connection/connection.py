@@ -14,6 +14,7 @@ import anyio
 from anyio.abc import ObjectStream
 
 from aiordma._base.arguments import instance, member, whole_number
+from aiordma._base.connection_parameters import IN_ACCEPT, check_private_data
 from aiordma._base.enums import Access, MemoryWindowType
 from aiordma._base.errors import ClosedError, NotSupportedError, RdmaError, detached
 from aiordma._base.opening import opens
@@ -81,8 +82,8 @@ class ConnectionInfo(anyio.TypedAttributeSet):
 
 
 Handshake = Callable[[bytes], Awaitable[bytes]]
-"""Connects or accepts with this side's private data, and returns the peer's. The call itself checks
-the private data. If the awaited part fails, it closes the endpoint."""
+"""Connects or accepts with this side's private data, and returns the peer's. If it fails, it closes
+the endpoint."""
 
 
 class SharedMessages(SharedReceives, Blocks, Protocol):
@@ -118,9 +119,11 @@ class Connection(Posting, ObjectStream[bytes]):
         endpoint: Endpoint,
         shared: SharedMessages | None = None,
         handshake: Handshake | None = None,
+        carrier: tuple[int, str] = IN_ACCEPT,
     ) -> None:
         self._endpoint = endpoint
         self._handshake = handshake
+        self._carrier = carrier
         self._shared = shared
         self._staging = Staging(endpoint)
         self._port = endpoint.work.port
@@ -171,14 +174,15 @@ class Connection(Posting, ObjectStream[bytes]):
         self._endpoint.require_own_loop()
         if self._endpoint.state is ConnectionState.CLOSED:
             raise ClosedError(f"{self._endpoint.name} is closed")
-        await self._establish(private_data)
-
-    async def _establish(self, private_data: bytes) -> None:
         if self._handshake is None:
             raise ValueError(
                 f"establish: {self!r} was not prepared, or was established before; only "
                 "ConnectionRequest.prepare() and aiordma.prepare_connection() leave that to you"
             )
+        await self._establish(check_private_data(private_data, *self._carrier, "establish"))
+
+    async def _establish(self, private_data: bytes) -> None:
+        assert self._handshake is not None
         pending, self._handshake = self._handshake(private_data), None
         self._begun = False  # a handshake that fails closes the endpoint, on siw in the background
         self._set_established(await pending)

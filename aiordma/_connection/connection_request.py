@@ -3,13 +3,13 @@
 import logging
 import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
 from aiordma._base.connection_parameters import (
-    MAX_ACCEPT_PRIVATE_DATA,
+    IN_ACCEPT,
     MAX_REJECT_PRIVATE_DATA,
     ConnectionParameters,
     Ece,
@@ -33,6 +33,7 @@ from aiordma._base.origin import Place
 from aiordma._base.process import here, require_same_process
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
+from aiordma._connection.announcement import announcement, read_announcement
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import failed_event, failed_handshake, parameters
 from aiordma._connection.domain import DomainArgument, DomainChoice
@@ -91,7 +92,8 @@ class ConnectionRequest:
         self._tally = RequestTally()
         self._at_end = AtLoopEnd(self._left_open, self._close, Once(reactor.loop))
         reactor.enter(self._at_end)
-        self.private_data: bytes = event.private_data
+        private_data, self._max_sent = read_announcement(event.private_data)
+        self.private_data: bytes = private_data
         """The private data that the peer sent with the request; RDMA pads it with zeros."""
         self.peer_address: SocketAddress | None = identifier.peer_address
         """The peer's (host, port)."""
@@ -112,7 +114,7 @@ class ConnectionRequest:
         iWARP carries neither the retry counts nor a queue pair number: they are 0."""
         event = self._event
         return ConnectionParameters(
-            private_data=event.private_data,
+            private_data=self.private_data,
             responder_resources=event.responder_resources,
             initiator_depth=event.initiator_depth,
             retry_count=event.retry_count,
@@ -204,9 +206,7 @@ class ConnectionRequest:
 
         See: man rdma_accept.
         """
-        private_data = check_private_data(
-            private_data, MAX_ACCEPT_PRIVATE_DATA, "an accept", "accept"
-        )
+        private_data = check_private_data(private_data, *IN_ACCEPT, "accept")
         accept = ConnectionRequest.accept
         chosen = ConnectionOptions._chosen(accept, options, keywords, self._options)
         return await self._open(private_data, chosen, self._choice(domain, "accept"))
@@ -286,18 +286,13 @@ class ConnectionRequest:
             identifier.set_ack_timeout(chosen.ack_timeout)
             shared = await self._receives.on(endpoint, domain)
             await endpoint.open(shared_receive=shared)
-            connection = Connection(endpoint, shared, partial(self._establish, endpoint))
+            establish = partial(self._accept, endpoint)
+            connection = Connection(endpoint, shared, establish, IN_ACCEPT)
             connection._post_pooled_receives()
             return connection
         except BaseException as error:
             await self._undo(endpoint, error)
             raise
-
-    def _establish(self, endpoint: Endpoint, private_data: bytes) -> Awaitable[bytes]:
-        private_data = check_private_data(
-            private_data, MAX_ACCEPT_PRIVATE_DATA, "an accept", "establish"
-        )
-        return self._accept(endpoint, private_data)
 
     async def _accept(self, endpoint: Endpoint, private_data: bytes) -> bytes:
         handshake = endpoint.handshake
@@ -307,6 +302,9 @@ class ConnectionRequest:
                 raise failed_handshake(self._operation, endpoint)
             self._require_wanted()
             self._accepting = endpoint
+            if self._max_sent is not None:
+                endpoint.work.port.max_sent = self._max_sent
+                private_data = private_data or announcement(endpoint)
             if endpoint.hub.is_iwarp:
                 # The devices negotiate the depths themselves (RFC 6581), and TCP retransmits.
                 self._identifier.accept(parameters(endpoint.options, private_data))

@@ -16,7 +16,7 @@ import anyio
 
 from aiordma._base.arguments import instance, optional_seconds, wrong_type
 from aiordma._base.connection_parameters import (
-    MAX_CONNECT_PRIVATE_DATA,
+    IN_REQUEST,
     ConnectionParameters,
     check_private_data,
 )
@@ -47,6 +47,7 @@ from aiordma._base.options import (
 from aiordma._base.provider import Provider
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
+from aiordma._connection.announcement import announcement, read_announcement
 from aiordma._connection.connection import Connection
 from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.local_ports import LocalPorts
@@ -116,7 +117,8 @@ async def connect(
             program rejects with private data.
         port: the peer's port in RDMA's TCP port space. On iWARP (siw, the software device) these
             are TCP's ports, shared with sockets; on RoCE and InfiniBand they are separate.
-        private_data: up to 56 bytes for the peer's program, sent with the connection request.
+        private_data: up to 56 bytes for the peer's program, sent with the connection request. Of
+            none, the peer learns how long this side's receives are (docs/messages.md).
         source: bind to this local (host, port) first; port 0 is any port. Of a name, the first
             address of the peer's family that can be bound is taken. None: any address.
         timeout: seconds for all steps together; None: no limit. Each address of a name gets an
@@ -151,9 +153,7 @@ async def connect(
 
     See: man rdma_cm (Client operation), rdma_connect.
     """
-    private_data = check_private_data(
-        private_data, MAX_CONNECT_PRIVATE_DATA, "a connection request", "connect"
-    )
+    private_data = check_private_data(private_data, *IN_REQUEST, "connect")
     chosen = ConnectionOptions._chosen(connect, options, keywords)
 
     def begin() -> _Attempt:
@@ -496,9 +496,8 @@ class _Attempt:
             self.step = "making the queue pair"
             await endpoint.open(shared_receive=self.shared_receive)
             _check_time(handshake)
-            connection = Connection(
-                endpoint, self.shared_receive, partial(self._establish, endpoint, identifier)
-            )
+            establish = partial(self._connect, endpoint, identifier)
+            connection = Connection(endpoint, self.shared_receive, establish, IN_REQUEST)
             connection._post_pooled_receives()
             handshake.limit(None)
             return connection
@@ -551,14 +550,6 @@ class _Attempt:
             _check_time(handshake)
             await handshake.change()
 
-    def _establish(
-        self, endpoint: Endpoint, identifier: Identifier, private_data: bytes
-    ) -> Awaitable[bytes]:
-        private_data = check_private_data(
-            private_data, MAX_CONNECT_PRIVATE_DATA, "a connection request", "establish"
-        )
-        return self._connect(endpoint, identifier, private_data)
-
     async def _connect(
         self, endpoint: Endpoint, identifier: Identifier, private_data: bytes
     ) -> bytes:
@@ -569,7 +560,8 @@ class _Attempt:
         handshake.limit(self.end())
         try:
             if handshake.state is _S.CONNECTING and endpoint.cause is None:
-                await self._request(endpoint, identifier, parameters(self.options, private_data))
+                said = private_data or announcement(endpoint)
+                await self._request(endpoint, identifier, parameters(self.options, said))
             if not await endpoint.connected():
                 raise failed_handshake(f"connect to {self.target}", endpoint)
             handshake.limit(None)
@@ -585,7 +577,12 @@ class _Attempt:
             device, fields = endpoint.device_name, endpoint.log_fields
             logger.debug("connected to %s through the device %s", self.target, device, extra=fields)
         event = handshake.event
-        return event.private_data if event else b""
+        if event is None:
+            return b""
+        private_data, most = read_announcement(event.private_data)
+        if most is not None:
+            endpoint.work.port.max_sent = most
+        return private_data
 
     async def _request(
         self, endpoint: Endpoint, identifier: Identifier, request: ConnectionParameters

@@ -14,7 +14,7 @@ from anyio.abc import Listener as AbstractListener
 from anyio.abc import TaskGroup
 
 from aiordma._base.arguments import seconds, whole_number, wrong_type
-from aiordma._base.connection_parameters import MAX_ACCEPT_PRIVATE_DATA, check_private_data
+from aiordma._base.connection_parameters import IN_ACCEPT, check_private_data
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import (
     BACKLOG_IS_FULL,
@@ -571,9 +571,7 @@ class Listener(AbstractListener[Connection]):
 
         See: man rdma_accept.
         """
-        private_data = check_private_data(
-            private_data, MAX_ACCEPT_PRIVATE_DATA, "an accept", "accept"
-        )
+        private_data = check_private_data(private_data, *IN_ACCEPT, "accept")
         return (await self._accept(private_data)).take()
 
     async def _accept(self, private_data: bytes = b"") -> Acceptance:

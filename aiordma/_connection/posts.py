@@ -14,7 +14,7 @@ from aiordma._base.enums import Access, MemoryWindowType, WorkRequestOpcode
 from aiordma._connection.works import send_flags
 from aiordma._endpoint.capabilities import require_windows
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._endpoint.staging import Staged, Staging
+from aiordma._endpoint.staging import Staged, Staging, call_of
 from aiordma._endpoint.windows import BoundWindow, check_bindable
 from aiordma._loop.event_loop import protected
 from aiordma._requests.credits import Slot
@@ -113,6 +113,12 @@ class Posts:
                 raise ValueError(
                     f"{where.partition('[')[0]} has {staged.length} bytes, and remote "
                     f"{work.remote.length}: slice both to the same length"
+                )
+            if work.remote is None and staged.length > self._endpoint.work.port.max_sent:
+                raise ValueError(
+                    f"{call_of(where)}(): a message of {staged.length} bytes: the receives of "
+                    f"{self._endpoint.name} have {self._endpoint.work.port.max_sent}; set a larger "
+                    "receive_size= there, or let the peer READ the data"
                 )
             work.sges, work.count, work.length = staged.sges, staged.count, staged.length
             work.held, work.flags = [*work.held, *staged.held], int(work.flags) | staged.flags

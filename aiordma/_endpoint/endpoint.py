@@ -88,6 +88,8 @@ class SharedReceives(SharedRaw, Protocol):
     pool: BufferPool
     buffers: int
     """The number of pooled receives that it posts."""
+    buffer_size: int
+    """Bytes of each of these."""
 
     @property
     def cause(self) -> Exception | None:
@@ -187,6 +189,14 @@ class Endpoint:
     def max_message(self) -> int:
         """Bytes of the longest message."""
         return self.pair.max_message
+
+    @property
+    def receive_size(self) -> int:
+        """Bytes of each pooled receive for the peer's messages; 0: the program posts its own."""
+        shared = self.shared_receive
+        if shared is not None:
+            return shared.buffer_size if shared.buffers else 0
+        return self.options.receive_size if self.options.receive_buffers else 0
 
     @property
     def device_name(self) -> str:

@@ -451,6 +451,7 @@ class Port:
     flushed: BaseException
     """The error of flushed receives that no program sees: the cause of the end."""
     can_send_datagrams: bool
+    max_sent: int
     max_datagram: int
     """The length of the longest datagram."""
     can_receive: bool

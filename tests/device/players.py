@@ -35,9 +35,10 @@ async def connected(
 
 @asynccontextmanager
 async def members(
-    count: int, shared: aiordma.SharedReceiveQueue | int, **options: Any
+    count: int, shared: aiordma.SharedReceiveQueue | int, says: bytes = b"", **options: Any
 ) -> AsyncIterator[tuple[list[aiordma.Connection], list[aiordma.Connection]]]:
-    """Yield (clients, servers), connected in pairs; the servers take from the shared queue."""
+    """Yield (clients, servers), connected in pairs; the servers take from the shared queue. The
+    clients say `says`."""
     clients: list[aiordma.Connection] = []
     servers: list[aiordma.Connection] = []
     async with await aiordma.listen(ADDRESS, 0, shared_receive=shared, **options) as listener:
@@ -45,7 +46,8 @@ async def members(
             async with anyio.create_task_group() as group:
 
                 async def connect() -> None:
-                    clients.append(await aiordma.connect(ADDRESS, listener.port))
+                    client = await aiordma.connect(ADDRESS, listener.port, private_data=says)
+                    clients.append(client)
 
                 group.start_soon(connect)
                 servers.append(await listener.accept())

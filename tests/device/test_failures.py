@@ -11,7 +11,7 @@ import pytest
 
 import aiordma
 from tests.alike import alike
-from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
+from tests.device.players import OWN_RECEIVES, REMOTE, Outcome, both_ways, connected, until
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.forked import python
 from tests.internals import SOFTWARE, address_text
@@ -32,6 +32,10 @@ TOO_LONG: dict[str, tuple[type[Exception] | None, type[Exception]]] = {
     "siw": (None, aiordma.verbs.LocalLengthError),
     "software": (aiordma.verbs.RemoteInvalidRequestError, aiordma.verbs.LocalLengthError),
 }
+
+
+UNTOLD = {"private_data": b"of its own"}
+"""Of a client that is not told how long the server's receives are."""
 
 
 async def send_too_long(connection: aiordma.Connection, length: int, driver: str) -> None:
@@ -68,12 +72,53 @@ async def test_a_message_longer_than_its_receive_breaks_both_ends_with_their_err
 async def test_too_long_message_fails_the_receive(
     device: DeviceUnderTest,
 ) -> None:
-    async with connected(server={"receive_size": 100}) as (client, server):
+    async with connected(client=UNTOLD, server={"receive_size": 100}) as (client, server):
         receiving = Outcome()
         async with anyio.create_task_group() as group:
             group.start_soon(receiving.of, server.receive)
             await send_too_long(client, 101, device.driver)
         assert type(receiving.error) is TOO_LONG[device.driver][1]
+
+
+@pytest.mark.promise("A message that the peer cannot hold is refused at its sender")
+async def test_a_message_longer_than_the_peers_receives_is_refused_at_its_sender() -> None:
+    async with connected(client={"receive_size": 90}, server={"receive_size": 100}) as (
+        client,
+        server,
+    ):
+        for sender, most in ((client, 100), (server, 90)):
+            refused = pytest.raises(ValueError, match=f"{most + 1} bytes.*have {most};.*receive_si")
+            with refused:
+                sender.post_send(bytes(most + 1))
+            with refused:
+                await sender.send(bytes(most + 1))
+            with refused:
+                await sender.sendv([bytes(most), b"1"])
+            with refused, sender.chain() as chain:
+                chain.post_send(bytes(most + 1))
+        await client.send(bytes(100))
+        assert len(await server.receive()) == 100
+        await server.sendv([bytes(80), bytes(10)])
+        assert len(await client.receive()) == 90
+        assert client.private_data == server.private_data == b""
+
+
+@pytest.mark.capability("immediate")
+async def test_what_a_write_writes_may_be_longer_than_the_peers_receives() -> None:
+    async with connected(server={"receive_size": 10}) as (client, server):
+        target = bytearray(1000)
+        remote = server.register(target, REMOTE | aiordma.Access.LOCAL_WRITE).remote()
+        await client.write(bytes(1000), remote, immediate=1)
+        assert (await server.receive_message()).written == 1000
+
+
+async def test_a_peer_that_posts_its_own_receives_says_nothing_of_their_length() -> None:
+    async with connected(client={"receive_size": 90}, server=OWN_RECEIVES) as (client, server):
+        receive = server.post_recv(bytearray(200))
+        await client.send(bytes(200))
+        assert (await receive).byte_len == 200
+        with pytest.raises(ValueError, match="91 bytes.*have 90;"):
+            server.post_send(bytes(91))
 
 
 @pytest.mark.capability("rnr")
@@ -94,7 +139,7 @@ async def test_without_rnr_retries_a_missing_receive_is_an_error() -> None:
 async def test_messages_sent_before_a_failure_are_received_before_its_error(
     device: DeviceUnderTest,
 ) -> None:
-    async with connected(server={"receive_size": 100}) as (client, server):
+    async with connected(client=UNTOLD, server={"receive_size": 100}) as (client, server):
         for i in range(5):
             await client.send(b"%d" % i)
         await send_too_long(client, 101, device.driver)

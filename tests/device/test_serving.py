@@ -166,7 +166,7 @@ async def test_message_that_is_too_long_is_a_warning(caplog: pytest.LogCaptureFi
         anyio.create_task_group() as group,
     ):
         group.start_soon(listener.serve, read_on)
-        async with aiordma.connect(ADDRESS, listener.port) as client:
+        async with aiordma.connect(ADDRESS, listener.port, private_data=b"-") as client:
             with contextlib.suppress(aiordma.RdmaError):
                 await client.send(bytes(65))
             await until(lambda: bool(_of_the_listener(caplog)))

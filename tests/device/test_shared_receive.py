@@ -160,7 +160,7 @@ async def test_what_came_before_the_peer_left_is_received_before_the_end() -> No
 async def test_a_message_that_is_too_long_ends_its_own_connection_only() -> None:
     async with (
         await aiordma.open_shared_receive(ADDRESS, buffers=4, buffer_size=64) as shared,
-        members(2, shared) as (clients, servers),
+        members(2, shared, says=b"-") as (clients, servers),
     ):
         await hear(servers[0], 1)
         await hear(servers[1], 1)

@@ -46,6 +46,7 @@ typedef struct {
     struct ibv_qp *queue_pair;
     struct ibv_srq *shared; /* instead of queue_pair, in a SharedPort */
     unsigned long long max_message;
+    unsigned long long max_sent; /* of a message, which the peer has to receive */
     Py_ssize_t max_inline, max_send_sge, max_recv_sge, max_read_sge;
     PyObject *flushed; /* the error of flushed receives that no program sees; or NULL: not known */
     PyObject *remote;  /* the last RemoteMemory, which is immutable, and its fields: */

@@ -169,7 +169,7 @@ static PyObject *port_open(Port *port, PyObject *args)
                           &max_recv_sge, &max_read_sge, &engine_pool_type, &pool))
         return NULL;
     Py_XSETREF(port->pool, (Pool *)Py_NewRef(pool));
-    port->max_message = max_message;
+    port->max_message = port->max_sent = max_message;
     port->max_inline = max_inline;
     port->max_send_sge = max_send_sge;
     port->max_recv_sge = max_recv_sge;
@@ -205,6 +205,8 @@ static PyMemberDef members[] = {
      "The error of flushed receives that no program sees: the cause of the end."},
     {"can_send_datagrams", T_BOOL, offsetof(Port, can_send_datagrams), 0,
      "Whether datagrams may be posted."},
+    {"max_sent", T_ULONGLONG, offsetof(Port, max_sent), 0,
+     "The length of the longest message that the peer can receive, as far as it is known."},
     {"max_datagram", T_ULONGLONG, offsetof(Port, max_datagram), 0,
      "The length of the longest datagram."},
     {"can_receive", T_BOOL, offsetof(Port, can_receive), 0, "Whether receives may be posted."},

@@ -186,10 +186,12 @@ static int read_memory(Port *port, enum engine_kind kind, PyObject *const *given
 
     switch (kind) {
     case ENGINE_SEND:
+        return engine_read_source(port, work, local) && work->length <= port->max_sent;
+    case ENGINE_SENDV:
+        return engine_read_sources(port, work, local) && work->length <= port->max_sent;
     case ENGINE_WRITE:
     case ENGINE_UD_SEND:
         return engine_read_source(port, work, local);
-    case ENGINE_SENDV:
     case ENGINE_WRITEV:
     case ENGINE_UD_SENDV:
         return engine_read_sources(port, work, local);

@@ -1,0 +1,29 @@
+"""The length of a side's receives, which it tells the other in private data that its program left
+empty. A message that would end the connection is then refused at its sender.
+
+A side that accepts says it only to a peer that has said it: so no other program's private data
+change in answer. One that connects does so always; programs that take no private data ignore it.
+"""
+
+from aiordma._endpoint.endpoint import Endpoint
+
+__all__ = ("announcement", "read_announcement")
+
+_MARK = b"aiordma\x01"
+_SIZE_BYTES = 4
+
+
+def announcement(endpoint: Endpoint) -> bytes:
+    """Return the private data that say how long this side's receives are: none, if the program
+    posts them itself."""
+    size = endpoint.receive_size
+    return _MARK + size.to_bytes(_SIZE_BYTES, "big") if size else b""
+
+
+def read_announcement(private_data: bytes) -> tuple[bytes, int | None]:
+    """Return the private data of the peer's program, and how long the peer's receives are, if it
+    says so."""
+    size = private_data[len(_MARK) : len(_MARK) + _SIZE_BYTES]
+    if not private_data.startswith(_MARK) or len(size) < _SIZE_BYTES:
+        return private_data, None
+    return b"", int.from_bytes(size, "big")
