@@ -117,7 +117,7 @@ async def test_a_peer_that_posts_its_own_receives_says_nothing_of_their_length()
         receive = server.post_recv(bytearray(200))
         await client.send(bytes(200))
         assert (await receive).byte_len == 200
-        with pytest.raises(ValueError, match="91 bytes.*have 90;"):
+        with pytest.raises(ValueError, match=r"91 bytes.*have 90;"):
             server.post_send(bytes(91))
 
 
