@@ -616,6 +616,7 @@ class Endpoint:
         if not is_live or self.pair.service is not QueuePairType.RC:
             return  # if it has disconnected already, there may be messages to receive
         self.pair.set_up()
+        self.hub.on_watch.add(self.work.sends.watch)
         keepalive, silence = self.options.keepalive, None
         if self.hub.leaves_silence_to_tcp:
             ours, peer = self.local_address, self.peer_address
@@ -712,6 +713,7 @@ class Endpoint:
         while self.windows:
             self.windows.popitem()[1]._freed()
         self.hub.on_failure.discard(self.fail)
+        self.hub.on_watch.discard(self.work.sends.watch)
         self.pair.free()
         if self.shared_receive is not None:
             self.shared_receive.leave(self)

@@ -5,6 +5,7 @@ A request first takes a slot of its queue, is entered into the in-flight table, 
 When it completes, `Work.ended` gives the slot back.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -32,6 +33,10 @@ from aiordma.verbs.send_work import pack_chain
 
 __all__ = ("Owner", "ReceiveQueue", "SendQueue", "Work", "WorkQueue")
 
+logger: logging.Logger = logging.getLogger("aiordma")
+
+LONG_WAIT = 5.0
+"""Seconds after which a message that waits is worth a warning."""
 _SIGNALED = int(SendFlag.SIGNALED)
 
 _SHORT = frozenset(
@@ -57,6 +62,10 @@ class Owner(RequestOwner, Protocol):
     @property
     def name(self) -> str:
         """Its name in messages, with the peer's address."""
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """Fields of log records."""
 
     def require_usable(self) -> None:
         """Check that requests may be posted."""
@@ -102,6 +111,26 @@ class WorkQueue:
 
 class SendQueue(WorkQueue):
     """The send queue: messages, one-sided operations and windows, in single posts or chains."""
+
+    _watched: tuple[int, float] = 0, 0.0
+    """The oldest message, and since when it is known to be."""
+    _has_warned = False
+
+    def watch(self, now: float) -> None:
+        """Warn, once, of a message that waits for long. The hub calls this from time to time."""
+        oldest, (known, since) = self._requests.oldest_message, self._watched
+        if oldest != known:
+            self._watched = oldest, now
+        elif oldest and not self._has_warned and now - since >= LONG_WAIT:
+            self._has_warned = True
+            logger.warning(
+                "%s: a message waits for more than %d s: the peer posts no receive for it, because "
+                "its program does not receive (docs/back-pressure.md), or its device does not "
+                "answer",
+                self._owner.name,
+                now - since,
+                extra=self._owner.log_fields,
+            )
 
     def submit(
         self, work: SendWork, staged: Staged | None = None, slot: Slot | None = None

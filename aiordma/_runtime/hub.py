@@ -56,7 +56,7 @@ PRECISE_CAUSE_SECONDS = 0.1
 """Seconds after a queue pair's asynchronous error in which a completion can still give a more
 precise cause."""
 WATCHDOG_SECONDS = 1.0
-WATCHDOG_MOST_SECONDS = 60.0
+WATCHDOG_MOST_SECONDS = 10.0
 
 
 Failure = VerbsCallError | DeviceEventError
@@ -125,6 +125,8 @@ class DeviceHub:
         self.on_failure: set[Callable[[Failure], None]] = set()
         self.on_failed: Callable[[DeviceHub], object] = lambda _: None
         """Called once, behind the callbacks of `on_failure`."""
+        self.on_watch: set[Callable[[float], None]] = set()
+        """Called with the time while requests are in flight, each 1 to 10 s."""
         self.on_queue_pair_error: dict[int, Callable[[DeviceEventError], None]] = {}
         self.on_object_event: dict[int, Callable[[AsyncEventType], None]] = {}
         self._events: Subscription | None = None
@@ -469,6 +471,9 @@ class DeviceHub:
         else:
             self._watchdog_delay = min(2 * self._watchdog_delay, WATCHDOG_MOST_SECONDS)
         self._delivered = self.steps.delivered
+        now = time.monotonic()
+        for look in list(self.on_watch):
+            look(now)
         # A queue whose event was lost still counts as armed: arm it again, then poll.
         self.steps.forget_arming()
         try:

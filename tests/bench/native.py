@@ -29,7 +29,7 @@ CONNECTIONS = 100
 BUSY_PROCESSES = 2
 COMPUTING = "while True: pass"
 SETTLE_SECONDS = 16.0
-"""The watchdog looks after 1, 3, 7, 15, 31 s, ... of idleness, and then once a minute."""
+"""The watchdog looks after 1, 3, 7, 15, 25 s, ... of idleness."""
 IDLE_SECONDS = 2.0
 
 

@@ -1,12 +1,14 @@
 """Back-pressure is waiting, or an error at the post; never a loss, and never an overrun."""
 
+import logging
+
 import anyio
 import pytest
 
 import aiordma
 from tests.device.players import OWN_RECEIVES, connected, until
 from tests.devices import ADDRESS
-from tests.internals import free_sends, hub_of, probes_of, queues_of
+from tests.internals import endpoint_of, free_sends, hub_of, probes_of, queues_of
 
 pytestmark = pytest.mark.anyio
 
@@ -167,3 +169,54 @@ async def test_concurrent_connects_reserve_exact_entries() -> None:
         for connection in ours + accepted:
             await connection.aclose()
         await until(lambda: not any(queue.reserved for queue in queues_of(hub)))
+
+
+@pytest.mark.capability("rnr")
+async def test_a_message_that_waits_for_long_is_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "aiordma")
+    async with connected(server={"receive_buffers": 1}) as (client, server):
+        await client.send(b"fills the only receive")
+        waiting, watch = client.post_send(b"waits"), endpoint_of(client).work.sends.watch
+        for seconds in (100.0, 104.9):
+            watch(seconds)
+        assert not caplog.records
+        for seconds in (105.0, 110.0):
+            watch(seconds)
+        (record,) = caplog.records
+        assert client.peer_address is not None
+        assert f":{client.peer_address[1]}: a message waits for more than 5 s" in record.message
+        assert "back-pressure.md" in record.message
+        await server.receive()
+        await waiting
+
+
+@pytest.mark.capability("rnr")
+async def test_messages_that_the_peer_takes_are_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "aiordma")
+    async with connected(server={"receive_buffers": 1}) as (client, server):
+        await client.send(b"fills the only receive")
+        for seconds in range(100, 130, 4):
+            waiting = client.post_send(b"waits a little")
+            endpoint_of(client).work.sends.watch(float(seconds))
+            await server.receive()
+            await waiting
+        assert endpoint_of(client).work.requests.oldest_message == 0
+        assert not caplog.records
+
+
+@pytest.mark.capability("rnr")
+async def test_the_device_is_watched_while_a_message_waits(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiordma._endpoint.work_queues.LONG_WAIT", 0.5)
+    caplog.set_level(logging.WARNING, "aiordma")
+    async with connected(server={"receive_buffers": 1}) as (client, server):
+        await client.send(b"fills the only receive")
+        waiting = client.post_send(b"waits")
+        await until(lambda: bool(caplog.records))
+        await server.receive()
+        await waiting

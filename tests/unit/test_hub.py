@@ -394,7 +394,7 @@ def test_the_watchdog_looks_rarer_and_rarer_and_ends_with_the_last_request(devic
         (timer,) = loop.timers
         delays.append(timer.delay)
         loop.fire()
-    assert delays == [1, 2, 4, 8, 16, 32, 60, 60, WATCHDOG_MOST_SECONDS]
+    assert delays == [1, 2, 4, 8, 10, 10, 10, 10, WATCHDOG_MOST_SECONDS]
     other = hub.in_flight.add(Request())
     device.complete(other)
     loop.watched[Channel.fd]()

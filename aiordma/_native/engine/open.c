@@ -122,6 +122,37 @@ static int open_has(OpenRequests *open, PyObject *object)
     return Py_IS_TYPE(object, &engine_request_type) && ((Request *)object)->open == open;
 }
 
+/* Whether the request takes a receive of the peer's. */
+static int is_message(const Request *request)
+{
+    switch (request->is_receive ? IBV_WR_RDMA_READ : (enum ibv_wr_opcode)request->opcode) {
+    case IBV_WR_SEND:
+    case IBV_WR_SEND_WITH_IMM:
+    case IBV_WR_SEND_WITH_INV:
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+static PyObject *open_oldest_message(OpenRequests *open, void *closure)
+{
+    const Request *request = open->first;
+
+    (void)closure;
+    while (request && !(request->wr_id && is_message(request)))
+        request = request->later;
+    return PyLong_FromUnsignedLongLong(request ? request->wr_id : 0);
+}
+
+static PyGetSetDef properties[] = {
+    {"oldest_message", (getter)open_oldest_message, NULL,
+     "The wr_id of the oldest request in flight that takes a receive of the peer's; 0: none.",
+     NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyMethodDef methods[] = {
     {"add", (PyCFunction)open_add, METH_O,
      "add($self, request, /)\n--\n\n"
@@ -152,5 +183,6 @@ PyTypeObject engine_open_type = {
     .tp_clear = (inquiry)open_clear,
     .tp_iter = (getiterfunc)open_iterate,
     .tp_methods = methods,
+    .tp_getset = properties,
     .tp_as_sequence = &sequence,
 };

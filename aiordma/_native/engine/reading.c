@@ -323,6 +323,8 @@ Request *engine_work_request(Port *port, struct engine_work *work)
     if (receive || (!work->has_header && (memory || !PyErr_Occurred())))
         request = engine_request(port, names[work->is_receive ? RECV : work->opcode],
                                  (Py_ssize_t)work->length, memory, work->remote, work->is_receive);
+    if (request && !work->is_receive)
+        request->opcode = work->opcode;
     if (request && receive)
         engine_set_receive(request, receive);
     Py_XDECREF(receive);
