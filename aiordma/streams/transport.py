@@ -617,7 +617,8 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
             self._lose_soon(None)
             return
         self._end_data()
-        self._loop.call_soon(self._settle, context=self._context)
+        if not self._has_loop_ended():
+            self._loop.call_soon(self._settle, context=self._context)
 
     def _settle(self) -> None:
         """The step after `_finish`, in the loop's next turn: a loop that polls has the answers of

@@ -147,6 +147,25 @@ def test_the_end_of_the_peers_data_fails_a_close_with_a_backlog(run: Run) -> Non
     run(main)
 
 
+@pytest.mark.parametrize("ending", ["close", "abort"])
+def test_transport_closes_after_its_loop_was_closed(run: Run, ending: str) -> None:
+    """It has paused reading, so it did not get the error of the connection that was closed."""
+    kept: list[Any] = []
+
+    async def main() -> None:
+        async with two() as (_client, server):
+            address = server.transport.get_extra_info("sockname")
+            transport, _ = await streams.create_connection(asyncio.Protocol, *address)
+            transport.pause_reading()
+            await transport.get_extra_info("connection").aclose()
+            kept.append(transport)
+
+    run(main)
+    assert not kept[0].is_closing()
+    getattr(kept[0], ending)()
+    assert kept[0].is_closing()
+
+
 # -- an abort with nothing left to be posted ------------------------------------------------------
 
 
