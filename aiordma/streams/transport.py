@@ -5,8 +5,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
+from enum import IntEnum
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar
 from weakref import WeakMethod
 
 from aiordma._base.arguments import Buffer
@@ -37,6 +38,7 @@ _WARN_AFTER = 5
 """Writes to a lost connection are logged after so many, as asyncio does."""
 
 Release = Callable[["StreamTransport"], None]
+Result = TypeVar("Result")
 
 
 class TransportPath(Protocol):
@@ -89,6 +91,25 @@ class TransportChannel(Drains, Protocol):
         """Copy and post as much as there is room for; returns the number of bytes."""
 
 
+class _State(IntEnum):
+    """The state of a transport. It only increases.
+
+    OPEN ── close ─▶ CLOSING ── all is posted ─▶ DRAINING ── the peer's device has it ─▶ LOST
+      └─────────────────┴───────── abort, or an error ───────────┴────────────────────────┘
+    """
+
+    OPEN = 0
+    CLOSING = 1
+    """Reads nothing more. The backlog is being posted."""
+    DRAINING = 2
+    """Writes nothing more. What was posted is on its way."""
+    LOST = 3
+    """connection_lost was called, or is called in the loop's next turn."""
+
+
+_OPEN, _CLOSING, _DRAINING, _LOST = _State
+
+
 class StreamTransport(FlowControlMixin, asyncio.Transport):
     """A connected stream as an asyncio.Transport. `create_connection` and `create_server` make it.
 
@@ -133,22 +154,18 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         self._channel = channel
         self._path: TransportPath = channel.path
         self._on_lost = on_lost
-        self._backlog: deque[bytearray | memoryview] = deque()
+        self._backlog: deque[bytes | bytearray | memoryview] = deque()
         self._backlog_bytes = 0
-        # Data is being posted, in the middle of which a finalizer of the program can run.
-        self._writing = False
         self._paused = False
-        self._closing = False
-        self._lost = False  # connection_lost was called, or will be
-        self._losing = False  # its call is scheduled
-        self._is_cut = False  # the peer gets no end of the data
+        self._state = _OPEN
+        # The data has an end: once the peer's device has it, the connection closes. Else it closes
+        # at once, and the peer gets an error.
+        self._drains = False
         self._end_timer: asyncio.TimerHandle | None = None
         self._writes_after_loss = 0
         self._eof_written = self._eof_delivered = False
         self._scheduled = False
-        self._failed_call = ""  # the method of the protocol that has raised an error
         self._context = copy_context()
-        self._ends_soon = False  # the connection is closed within `close_timeout`
         teardown = connection._endpoint.teardown
         teardown.above, teardown.is_reported = self, False
         self.set_protocol(protocol)
@@ -159,7 +176,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         loop.call_soon(self._begin, waiter)
 
     def _begin(self, waiter: "asyncio.Future[None] | None") -> None:
-        if not self._lost:
+        if self._state < _DRAINING:
             self._path.on_readable = self._schedule
             self._watch_room()
             self._schedule()
@@ -167,7 +184,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
             waiter.set_result(None)
 
     def __repr__(self) -> str:
-        state = "closed" if self._lost else "closing" if self._closing else "open"
+        state = ("open", "closing", "closed", "closed")[self._state]
         return f"<StreamTransport over {self._connection!r}: {state}>"
 
     # -- the protocol -----------------------------------------------------------------------------
@@ -180,7 +197,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
 
         Raises: nothing.
         """
-        self._protocol = protocol
+        self._protocol: Any = protocol
         self._is_buffered = isinstance(protocol, asyncio.BufferedProtocol)
         self._most_bytes, self._most_reads = UPGRADE_BYTES, 1
 
@@ -189,20 +206,23 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
 
         Raises: nothing.
         """
-        return self._protocol
+        protocol: asyncio.BaseProtocol = self._protocol
+        return protocol
 
     # -- events -----------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
         # A completion can be delivered inside a task or a protocol's call: asyncio's protocols
         # expect to be called from the loop.
-        if not self._scheduled and not self._has_loop_ended():
+        if not self._scheduled:
             self._scheduled = True
-            # A SIGINT is handled when the protocol has what was read. The protocol is called in
-            # the context in which the transport was made, as by asyncio: the completion may be
-            # delivered in any other.
-            peer = self._extra["peername"]
-            self._loop.call_soon(self._process, peer, context=self._context)
+            self._call_soon(self._process, self._extra["peername"])
+
+    def _call_soon(self, callback: Callable[[Any], None], argument: object) -> None:
+        """Schedule a callback, unless the loop has ended. It runs in the context in which the
+        transport was made, as in asyncio: a completion can be delivered in any other."""
+        if not self._connection._endpoint.loop.has_ended:
+            self._loop.call_soon(callback, argument, context=self._context)
 
     def _watch_room(self) -> None:
         """Set the callback for free space in the ring if there is something to be written, else
@@ -219,7 +239,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         """Write and read. asyncio's debug mode names this method, and the peer, if the protocol
         takes long."""
         self._scheduled = False
-        if self._lost:
+        if self._state >= _DRAINING:
             return
         try:
             if self._backlog:
@@ -229,11 +249,21 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
             self._end_if_stuck()
             self._show_readiness()
         except (SystemExit, KeyboardInterrupt):
-            self._failed_call = ""
             self._schedule()  # the loop can run again: what is left is delivered then
             raise
         except BaseException as error:
-            self._fatal(error)
+            self._fatal(error, "a step of a stream failed")
+
+    def _call(self, name: str, method: Callable[..., Result], *arguments: Any) -> Result | None:
+        """Call a method of the protocol. If it raises an error, end the connection, and return
+        None."""
+        try:
+            return method(*arguments)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._fatal(error, f"protocol.{name}() call failed.")
+            return None
 
     def _descriptor(self) -> int:
         if self._protocol is None:
@@ -250,26 +280,21 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
 
     def _show_readiness(self) -> None:
         if self._readiness is not None:
-            path = self._path
-            has_ended = path.at_eof or self._lost or self._channel.write_error() is not None
+            path, is_over = self._path, self._state >= _DRAINING
+            has_ended = path.at_eof or is_over or self._channel.write_error() is not None
             self._readiness.show(has_ended or path.readable > 0)
 
     def _deliver(self) -> None:
         path = self._path
         for _ in range(self._most_reads):
-            if self._paused or self._closing or not path.readable:
+            if self._paused or self._state is not _OPEN or not path.readable:
                 break
             if self._is_buffered:
-                self._fill_buffer(cast(asyncio.BufferedProtocol, self._protocol))
+                self._fill_buffer()
             else:
-                data = path.read(self._most_bytes)
-                try:
-                    cast(asyncio.Protocol, self._protocol).data_received(data)
-                except BaseException:
-                    self._failed_call = "data_received"
-                    raise
-                del data
-        if self._paused or self._closing:
+                receive = self._protocol.data_received
+                self._call("data_received", receive, path.read(self._most_bytes))
+        if not self.is_reading():
             return
         if path.readable:
             self._schedule()
@@ -278,36 +303,28 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         else:
             error = self._channel.read_error()
             if error is not None:
-                self._force_close(error)
+                self._enter(_LOST, error)
 
-    def _fill_buffer(self, protocol: asyncio.BufferedProtocol) -> None:
+    def _fill_buffer(self) -> None:
         # No view of the buffer is left when buffer_updated runs: it may resize the buffer.
-        try:
-            view = flat_view(protocol.get_buffer(-1), "get_buffer()")
-            if not len(view):
-                raise RuntimeError("get_buffer() returned an empty buffer")
-        except BaseException:
-            self._failed_call = "get_buffer"
-            raise
+        view = self._call("get_buffer", self._get_buffer)
+        if view is None:
+            return
         size = self._path.read_into(view[: self._most_bytes])
         del view
-        try:
-            protocol.buffer_updated(size)
-        except BaseException:
-            self._failed_call = "buffer_updated"
-            raise
+        self._call("buffer_updated", self._protocol.buffer_updated, size)
+
+    def _get_buffer(self) -> memoryview:
+        view = flat_view(self._protocol.get_buffer(-1), "get_buffer()")
+        if not len(view):
+            raise RuntimeError("get_buffer() returned an empty buffer")
+        return view
 
     def _deliver_eof(self) -> None:
         if self._eof_delivered:
             return
         self._eof_delivered = True
-        protocol = cast(asyncio.Protocol, self._protocol)
-        try:
-            stays_open = protocol.eof_received()
-        except BaseException:
-            self._failed_call = "eof_received"
-            raise
-        if not stays_open:
+        if not self._call("eof_received", self._protocol.eof_received):
             self.close()
 
     # -- reading ----------------------------------------------------------------------------------
@@ -317,14 +334,14 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
 
         Raises: nothing.
         """
-        return not self._paused and not self._closing
+        return not self._paused and self._state is _OPEN
 
     def pause_reading(self) -> None:
         """As asyncio.ReadTransport.pause_reading. The peer is held back once the ring is full.
 
         Raises: nothing.
         """
-        if not self._closing:
+        if self._state is _OPEN:
             self._paused = True
 
     def resume_reading(self) -> None:
@@ -332,7 +349,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
 
         Raises: nothing.
         """
-        if not self._closing and self._paused:
+        if self._state is _OPEN and self._paused:
             self._paused = False
             self._schedule()
 
@@ -356,22 +373,31 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         if self._eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
         self._connection._endpoint.require_same_process()
-        if self._lost or (self._closing and self._channel.write_error() is not None):
+        if self._state is not _OPEN and (
+            self._state is not _CLOSING or self._channel.write_error() is not None
+        ):
             if self._writes_after_loss >= _WARN_AFTER:
                 logger.warning("a stream that has ended is written to")
             self._writes_after_loss += 1
             return
         view = data if type(data) is bytes else flat_view(data, "write(): data")
-        if self._backlog or self._writing:
+        if not view:
+            return
+        if self._backlog:
             self._keep(view)
         else:
-            self._post(view)
+            self._backlog.append(view)
+            self._backlog_bytes = len(view)
+            if not self._post(view) and self._backlog:
+                self._backlog[0] = _entry(self._backlog[0])
         del view  # pause_writing may resize the program's buffer
         if self._backlog:
             self._watch_room()
             self._maybe_pause_protocol()
             if self._channel.write_error() is not None:
                 self._schedule()
+        elif self._eof_written or self._state is not _OPEN:
+            self._end_if_posted()  # a finalizer has called write_eof or close
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         """As asyncio.WriteTransport.writelines: one `write` of all.
@@ -383,92 +409,63 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         """
         self.write(b"".join(list_of_data))
 
-    def _post(self, view: bytes | memoryview) -> None:
-        """Post what there is room for, and add the rest to the backlog, in front of what a
-        finalizer has written meanwhile."""
-        self._writing = True
+    def _post(self, first: bytes | memoryview) -> bool:
+        """Post as much of the backlog's first entry as there is room for. Return whether that was
+        all of it. The entry stays in the backlog meanwhile: a finalizer of the program can run,
+        whose writes come after it, and whose close waits for it."""
         try:
-            done = self._write_now(view)
-            left = len(view) - done
-            if left:
-                entry = _entry(view, done)
-                if not self._lost:  # a finalizer may have aborted
-                    self._backlog_bytes += left
-                    self._backlog.appendleft(entry)
-        finally:
-            self._writing = False
-
-    def _write_now(self, view: bytes | memoryview) -> int:
-        try:
-            return self._channel.write(view)
+            done = self._channel.write(first)
         except RdmaError:
             self._schedule()  # the error is delivered from the loop
-            return 0
+            return False
+        if not self._backlog:  # a finalizer has aborted
+            return False
+        self._backlog_bytes -= done
+        if done < len(first):
+            self._backlog[0] = first[done:]
+            return False
+        self._backlog.popleft()
+        return True
 
     def _keep(self, data: bytes | memoryview) -> None:
         """Add a copy to the backlog. Each entry is sent as a message of its own, so small writes
         are joined: a small entry is a bytearray until a flush has begun with it."""
-        backlog, size = self._backlog, len(data)
-        # A flush may be under way with the first entry.
-        last = backlog[-1] if len(backlog) > self._writing else None
-        is_small = isinstance(last, bytearray) and len(last) + size <= JOIN_BYTES
-        entry = None if is_small else _entry(data)
-        if self._lost or not size:  # a finalizer may have aborted
-            return
-        self._backlog_bytes += size
-        if entry is None:
-            cast(bytearray, last).extend(data)
+        last = self._backlog[-1]
+        if isinstance(last, bytearray) and len(last) + len(data) <= JOIN_BYTES:
+            last.extend(data)
         else:
-            backlog.append(entry)
-
-    def _post_backlog(self) -> None:
-        self._writing = True
-        try:
-            while self._backlog:
-                view = memoryview(self._backlog[0])
-                done = self._write_now(view)
-                left = view[done:]
-                if self._lost:
-                    break  # a finalizer has aborted, which drops the backlog
-                self._backlog_bytes -= done
-                if left:
-                    self._backlog[0] = left
-                    break
-                self._backlog.popleft()
-        finally:
-            self._writing = False
+            self._backlog.append(_entry(data))
+        self._backlog_bytes += len(data)
 
     def _flush(self) -> None:
-        self._post_backlog()
-        if self._lost:
+        while self._backlog:
+            first = self._backlog[0] = memoryview(self._backlog[0])  # no write is joined to it now
+            if not self._post(first):
+                break
+        if self._state is _LOST:  # a finalizer has aborted
             return
         self._watch_room()
         if self._backlog and self._channel.write_error() is not None:
-            return  # as of asyncio's, no resume_writing: see _end_if_stuck
+            return  # as in asyncio, no resume_writing: see _end_if_stuck
         self._maybe_resume_protocol()  # it may write more, also while the transport is closing
 
     def _end_if_posted(self) -> None:
         """End the data, and the transport if it is closing, once everything is posted. (If it was
         aborted, what is left was dropped, and the data has no end.)"""
-        if self._backlog or self._lost:
-            return
-        if self._writing:
-            self._schedule()
+        if self._backlog or self._state >= _DRAINING:
             return
         if self._eof_written:
             self._path.close_write(False)
-        if self._closing:
-            self._finish()
+        if self._state is _CLOSING:
+            self._enter(_DRAINING)
 
     def _end_if_stuck(self) -> None:
         """End the connection with the error that keeps the backlog from being posted, once the
         protocol has what can be read, and the end of the data. (If it does not read, at once.)"""
-        if self._lost or not self._backlog:
-            return
-        if self._paused or self._closing or self._eof_delivered:
+        if self._backlog and (self._eof_delivered or not self.is_reading()):
             error = self._channel.write_error()
             if error is not None:
-                self._force_close(error)
+                self._enter(_LOST, error)
 
     def can_write_eof(self) -> bool:
         """True.
@@ -483,7 +480,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         Raises:
             ForkError: called in a forked child.
         """
-        if self._closing or self._eof_written:
+        if self._state is not _OPEN or self._eof_written:
             return
         self._connection._endpoint.require_same_process()
         self._eof_written = True
@@ -515,7 +512,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
 
         Raises: nothing.
         """
-        return self._closing
+        return self._state is not _OPEN
 
     def close(self) -> None:
         """As asyncio.BaseTransport.close: what was written is posted first, at the peer's pace and
@@ -524,10 +521,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
 
         Raises: nothing.
         """
-        if self._closing:
-            return
-        self._note_closing()
-        self._end_if_posted()
+        self._enter(_CLOSING)
 
     def abort(self) -> None:
         """As asyncio.WriteTransport.abort: connection_lost is called in the loop's next turn.
@@ -538,143 +532,106 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
 
         Raises: nothing.
         """
-        self._force_close(None)
-
-    def _has_loop_ended(self) -> bool:
-        # A loop that was never closed has ended, too, when its tasks are collected.
-        return self._connection._endpoint.loop.has_ended
+        self._enter(_LOST)
 
     def _end_soon(self) -> None:
         """End as an `abort` does, because the event loop ends. With a backlog, which is dropped,
         the data has no end, and the connection is closed at once."""
         endpoint = self._connection._endpoint
-        if not (self._lost or self._backlog or endpoint.teardown.is_closing):
+        if self._state < _DRAINING and not (self._backlog or endpoint.teardown.is_closing):
             closed = ClosedError(f"this side closed {endpoint.name}")
-            self._force_close(self._channel.read_error() or closed)
-        if not self._ends_soon:
+            self._enter(_LOST, self._channel.read_error() or closed)
+        if not self._drains:
             endpoint.close()
 
     @property
     def _is_ending(self) -> bool:
-        """Whether the connection is closed soon, also because the program has closed the TLS above,
-        which closes this transport once the peer has answered."""
-        if self._ends_soon:
-            return True
-        protocol: Any = self._protocol
-        if not isinstance(protocol, SSLProtocol):
+        """Whether the program has closed the TLS above, which closes this transport once the peer
+        has answered. (`_enter` has set `is_reported` for its own end.)"""
+        if not isinstance(self._protocol, SSLProtocol):
             return False
-        secured = secured_transport(protocol)
+        secured = secured_transport(self._protocol)
         return secured is not None and secured.is_closing()
 
-    def _note_closing(self) -> None:
-        self._closing = True
-        self._connection._endpoint.teardown.is_reported = True
-
-    def _fatal(self, error: BaseException) -> None:
+    def _fatal(self, error: BaseException, failed: str) -> None:
         """End the connection with an error, as asyncio's transports do: its protocol's
         connection_lost gets the error, of whatever class it is. Errors of the connection itself
         are not reported."""
         if not isinstance(error, (OSError, RdmaError)):
-            call = self._failed_call
-            failed = f"protocol.{call}() call failed." if call else "a step of a stream failed"
             self._report(error, f"Fatal error: {failed}")
-        self._force_close(error)
+        self._enter(_LOST, error)
 
-    def _force_close(self, error: BaseException | None) -> None:
-        if self._connection._endpoint.is_inherited:
-            self._note_closing()
+    def _enter(self, state: _State, error: BaseException | None = None) -> None:
+        """Change to a later state, and do what it needs. All of it is done by callbacks: a task
+        would be cancelled at the end of the loop, or by the program.
+
+        Args:
+            state: an earlier one, or the present one, has no effect.
+            error: what connection_lost gets.
+        """
+        endpoint, before = self._connection._endpoint, self._state
+        if endpoint.is_inherited:
+            state = min(state, _CLOSING)  # the parent process ends it
+        if state <= before:
             return
-        if self._lost:
-            self._lose_soon(error)  # a close may be waiting
+        self._state = state
+        endpoint.teardown.is_reported = True
+        if state is _CLOSING:
+            self._end_if_posted()
             return
-        self._is_cut = self._writing or bool(self._backlog) or self._resets_on_close
-        self._backlog.clear()
-        self._backlog_bytes = 0
-        self._lost = True
-        self._note_closing()
-        if not self._is_cut:
-            self._end_data()
-        self._lose_soon(error)
+        if before < _DRAINING:
+            is_reset = self._below is not None and self._below._resets_on_close
+            self._drains = not (self._backlog or is_reset)
+            self._backlog.clear()
+            self._backlog_bytes = 0
+            if self._drains:
+                self._path.close_write(True)
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        self._call_soon(self._settle if state is _DRAINING else self._lose, error)
 
-    @property
-    def _resets_on_close(self) -> bool:
-        """Whether the program wants the peer to get an error in place of an end of the data."""
-        return self._below is not None and self._below._resets_on_close
+    def _force_close(self, error: BaseException) -> None:
+        """The name by which asyncio's SSLProtocol ends a transport."""
+        self._enter(_LOST, error)
 
-    def _end_data(self) -> None:
-        """End both directions. From here on, the connection is closed within `close_timeout`."""
-        self._path.close_write(True)
-        self._ends_soon = True
-
-    def _finish(self) -> None:
-        """Call connection_lost as soon as the peer's device has everything. By callbacks only: a
-        task would be cancelled at the end of the loop, or by the program."""
-        if self._lost or self._connection._endpoint.is_inherited:
-            return
-        self._lost = True
-        if self._resets_on_close:
-            self._is_cut = True
-            self._lose_soon(None)
-            return
-        self._end_data()
-        if not self._has_loop_ended():
-            self._loop.call_soon(self._settle, context=self._context)
-
-    def _settle(self) -> None:
-        """The step after `_finish`, in the loop's next turn: a loop that polls has the answers of
-        most peers' devices by then, and connection_lost is called when it is by asyncio's own
+    def _settle(self, error: BaseException | None) -> None:
+        """The step after `close_write`, in the loop's next turn: a loop that polls has the answers
+        of most peers' devices by then, and connection_lost is called when it is by asyncio's own
         transports."""
-        if self._losing or self._has_loop_ended():
+        if self._state is not _DRAINING:
             return
-        lose = partial(self._lose_soon, None)
-        if self._channel.notify_drained(lose):
+        if self._drains and self._channel.notify_drained(partial(self._enter, _LOST)):
             give_up = self._give_up
             self._end_timer = self._loop.call_later(self._channel.close_timeout, give_up)
         else:
-            self._losing = True
-            self._lose(None)
+            self._state = _LOST
+            self._lose(error)
 
     def _give_up(self) -> None:
-        self._is_cut = True
-        self._lose_soon(None)
-
-    def _lose_soon(self, error: BaseException | None) -> None:
-        if self._losing or self._has_loop_ended():
-            return
-        self._losing = True
-        if self._end_timer is not None:
-            self._end_timer.cancel()
-        self._loop.call_soon(self._lose, error, context=self._context)
+        self._drains = False
+        self._enter(_LOST)
 
     def _lose(self, error: BaseException | None) -> None:
         self._path.on_readable = self._path.on_writable = None
         self._show_readiness()
         try:
-            self._protocol.connection_lost(cast("Exception | None", error))
+            self._protocol.connection_lost(error)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as fault:
-            self._loop.call_exception_handler(
-                {
-                    "message": "protocol.connection_lost() failed",
-                    "exception": fault,
-                    "transport": self,
-                    "protocol": self._protocol,
-                }
-            )
+            self._report(fault, "protocol.connection_lost() failed")
         finally:
             # What refers to the protocol or to this object ends here, as in asyncio: the program's
             # objects are freed without a garbage collection.
-            self._protocol = cast(Any, None)
-            self._readiness = self._end_timer = None
-            if self._is_cut:
-                self._connection._endpoint.close()
-            else:
+            self._protocol = self._readiness = self._end_timer = None
+            if self._drains:
                 close_once_drained(self._connection, self._channel)
+            else:
+                self._connection._endpoint.close()
             self._on_lost(self)
 
     def __del__(self) -> None:
-        if getattr(self, "_closing", True):
+        if getattr(self, "_state", None) is not _OPEN:
             return
         endpoint = self._connection._endpoint
         # If it is not left open, the loop's end has named the connection, or the program closed it.
@@ -695,9 +652,10 @@ def _weakly(method: Callable[[], int]) -> Callable[[], int]:
     return call
 
 
-def _entry(data: bytes | memoryview, start: int = 0) -> bytearray | memoryview:
-    """Return data from `start` on as an entry of the backlog: a copy, unless it is of bytes, which
-    nobody changes. More is joined to a small entry."""
-    if len(data) - start < JOIN_BYTES:
-        return bytearray(data[start:])
-    return memoryview(data if type(data) is bytes else bytes(data))[start:]
+def _entry(data: bytes | bytearray | memoryview) -> bytearray | memoryview:
+    """Return data as an entry of the backlog: a copy, unless it is of bytes, which nobody changes.
+    More is joined to a small entry."""
+    if len(data) < JOIN_BYTES:
+        return bytearray(data)
+    view = memoryview(data)
+    return view if type(view.obj) is bytes else memoryview(bytes(view))
