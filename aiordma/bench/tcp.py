@@ -5,7 +5,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -57,12 +57,11 @@ async def _serving(start: Callable[[], Awaitable[Any]]) -> AsyncIterator[int]:
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with suppress(asyncio.IncompleteReadError, ConnectionError):
+    with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
         size = int.from_bytes(await reader.readexactly(LENGTH), "big")
         while 1 <= size <= MOST_BYTES:
             writer.write(await reader.readexactly(size))
             await writer.drain()
-    writer.close()
 
 
 class _Echo(asyncio.Protocol):
@@ -117,19 +116,19 @@ async def measure_streams(
         name, opening = "stream", open_connection(host, port, device=device)
     protocol = "TCP" if device is None else "a stream"
     reader, writer = await _connecting(host, port, opening, protocol)
-    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    writer.write(size.to_bytes(LENGTH, "big"))
+    with closing(writer):
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        writer.write(size.to_bytes(LENGTH, "big"))
 
-    async def send(payload: bytes) -> None:
-        writer.write(payload)  # without drain, which could wait for answers that are not read
+        async def send(payload: bytes) -> None:
+            writer.write(payload)  # without drain, which could wait for answers that are not read
 
-    drive = partial(answered, send, partial(reader.readexactly, size), bytes(size), depth)
-    await drive(deadline(seconds / 10), Meter("", size))
-    meter = Meter(row_name(name, size, depth), size)
-    until = deadline(seconds)
-    with meter:
-        await drive(until, meter)
-    writer.close()
+        drive = partial(answered, send, partial(reader.readexactly, size), bytes(size), depth)
+        await drive(deadline(seconds / 10), Meter("", size))
+        meter = Meter(row_name(name, size, depth), size)
+        until = deadline(seconds)
+        with meter:
+            await drive(until, meter)
     await writer.wait_closed()
     return meter.result()
 
@@ -195,11 +194,11 @@ async def measure_protocol(
         lambda: _Exchange(size, depth), host, port
     )
     _, exchange = await _connecting(host, port, opening)
-    exchange.begin(Meter("", size), deadline(seconds / 10))
-    await exchange.done
-    meter = Meter(row_name("tcp protocol", size, depth), size)
-    with meter:
-        exchange.begin(meter, deadline(seconds))
+    with closing(exchange):
+        exchange.begin(Meter("", size), deadline(seconds / 10))
         await exchange.done
-    exchange.close()
+        meter = Meter(row_name("tcp protocol", size, depth), size)
+        with meter:
+            exchange.begin(meter, deadline(seconds))
+            await exchange.done
     return meter.result()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -325,6 +325,30 @@ def test_tcp_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyP
         for measure in (tcp.measure_streams, tcp.measure_protocol):
             with pytest.raises(aiordma.ConnectTimeoutError, match=r"TCP to 127\.0\.0\.1 port"):
                 asyncio.run(measure(host, port, 64, 0.1))
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("measure", [tcp.measure_streams, tcp.measure_protocol])
+def test_cancelled_tcp_client_closes_its_connection(
+    measure: Callable[[str, int, int, float], Awaitable[Measurement]],
+) -> None:
+    async def talk() -> None:
+        ended = asyncio.Event()
+
+        async def read_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+            ended.set()
+
+        async with await asyncio.start_server(read_all, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await measure(host, port, 64, 0.1)
+            async with asyncio.timeout(30):
+                await ended.wait()
+
+    asyncio.run(talk())
 
 
 def local_bench(*arguments: str) -> "subprocess.Popen[str]":
