@@ -31,10 +31,10 @@ from aiordma.bench.meter import Measurement, Meter
 from aiordma.bench.mistakes import first_error
 from aiordma.bench.timing import (
     abandoning,
-    answered,
     deadline,
     one_by_one,
     perf_counter_ns,
+    ping_pong,
     pipelined,
     timed_pipeline,
 )
@@ -211,7 +211,7 @@ def _sizes(work: Workload) -> ConnectionOptions:
 async def _prepare(connection: Connection, work: Workload, timed: bool) -> Drive:
     if work.operation == "messages":
         message = bytes(work.size)
-        return partial(answered, connection.send, connection.receive, message, work.depth)
+        return partial(ping_pong, connection.send, connection.receive, message, work.depth)
     if work.operation == "echo":
         memory = connection.register(bytearray(2 * work.size * work.depth))
         if work.depth == 1:

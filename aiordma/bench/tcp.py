@@ -1,5 +1,5 @@
-"""Messages and answers over TCP, by asyncio's streams and by its protocols, for comparison. And by
-its streams over RDMA."""
+"""Ping-pong over TCP, by asyncio's streams and by its protocols, for comparison; and by its streams
+over RDMA."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from aiordma import ConnectTimeoutError
 from aiordma.bench.meter import Measurement, Meter
-from aiordma.bench.timing import answered, deadline, perf_counter_ns
+from aiordma.bench.timing import deadline, perf_counter_ns, ping_pong
 from aiordma.bench.workload import MOST_BYTES, row_name
 from aiordma.streams import open_connection, start_server
 
@@ -19,11 +19,10 @@ __all__ = ("measure_protocol", "measure_streams", "serve_protocol", "serve_strea
 
 CONNECT_SECONDS = 10.0
 
-LENGTH = 4
-"""Bytes of the first field on a connection: the size of its messages."""
+HEADER_BYTES = 4
+"""A connection begins with a header: the size of its messages."""
 
-
-Opened = TypeVar("Opened")
+Connected = TypeVar("Connected")
 
 
 def serve_streams(
@@ -32,17 +31,17 @@ def serve_streams(
     """Run an echo server by asyncio's streams for the block, which gets its port; with a device,
     over RDMA. On trio there is no server, and the port is 0."""
     if device is not None:
-        return _serving(lambda: start_server(_echo, host, port, device=device))
-    return _serving(lambda: asyncio.start_server(_echo, host, port))
+        return _serve(lambda: start_server(_echo, host, port, device=device))
+    return _serve(lambda: asyncio.start_server(_echo, host, port))
 
 
 def serve_protocol(host: str, port: int) -> AbstractAsyncContextManager[int]:
     """Run an echo server by an asyncio protocol, as `serve_streams` does."""
-    return _serving(lambda: asyncio.get_running_loop().create_server(_Echo, host, port))
+    return _serve(lambda: asyncio.get_running_loop().create_server(_EchoServer, host, port))
 
 
 @asynccontextmanager
-async def _serving(start: Callable[[], Awaitable[Any]]) -> AsyncIterator[int]:
+async def _serve(start: Callable[[], Awaitable[Any]]) -> AsyncIterator[int]:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -58,18 +57,18 @@ async def _serving(start: Callable[[], Awaitable[Any]]) -> AsyncIterator[int]:
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
-        size = int.from_bytes(await reader.readexactly(LENGTH), "big")
+        size = int.from_bytes(await reader.readexactly(HEADER_BYTES), "big")
         while 1 <= size <= MOST_BYTES:
             writer.write(await reader.readexactly(size))
             await writer.drain()
 
 
-class _Echo(asyncio.Protocol):
-    """Sends all bytes back as they arrive, without the size that precedes them."""
+class _EchoServer(asyncio.Protocol):
+    """Echoes all bytes after the header, as they arrive."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._head = LENGTH
+        self._header_left = HEADER_BYTES
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
@@ -85,17 +84,19 @@ class _Echo(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
-        if self._head:
-            data, self._head = data[self._head :], self._head - min(self._head, len(data))
+        if self._header_left:
+            header = data[: self._header_left]
+            self._header_left -= len(header)
+            data = data[len(header) :]
         if data:
             self._transport.write(data)
 
 
-async def _connecting(
-    host: str, port: int, opening: Awaitable[Opened], protocol: str = "TCP"
-) -> Opened:
+async def _connect(
+    host: str, port: int, connecting: Awaitable[Connected], protocol: str = "TCP"
+) -> Connected:
     try:
-        return await asyncio.wait_for(opening, CONNECT_SECONDS)
+        return await asyncio.wait_for(connecting, CONNECT_SECONDS)
     except TimeoutError:
         text = f"{protocol} to {host} port {port}: no answer within {CONNECT_SECONDS:g} s"
         raise ConnectTimeoutError(text) from None
@@ -104,26 +105,26 @@ async def _connecting(
 async def measure_streams(
     host: str, port: int, size: int, seconds: float, depth: int = 1, device: str | None = None
 ) -> Measurement:
-    """Measure messages of `size` bytes and their answers by streams, `depth` at a time; with a
+    """Measure messages of `size` bytes and their echoes by streams, `depth` in flight; with a
     device, over RDMA.
 
     Raises:
         ConnectTimeoutError: the server does not answer.
     """
     if device is None:
-        name, opening = "tcp streams", asyncio.open_connection(host, port)
+        name, connecting = "tcp streams", asyncio.open_connection(host, port)
     else:
-        name, opening = "stream", open_connection(host, port, device=device)
+        name, connecting = "stream", open_connection(host, port, device=device)
     protocol = "TCP" if device is None else "a stream"
-    reader, writer = await _connecting(host, port, opening, protocol)
+    reader, writer = await _connect(host, port, connecting, protocol)
     with closing(writer):
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        writer.write(size.to_bytes(LENGTH, "big"))
+        writer.write(size.to_bytes(HEADER_BYTES, "big"))
 
         async def send(payload: bytes) -> None:
-            writer.write(payload)  # without drain, which could wait for answers that are not read
+            writer.write(payload)  # without drain, which could wait for echoes that are not read
 
-        drive = partial(answered, send, partial(reader.readexactly, size), bytes(size), depth)
+        drive = partial(ping_pong, send, partial(reader.readexactly, size), bytes(size), depth)
         await drive(deadline(seconds / 10), Meter("", size))
         meter = Meter(row_name(name, size, depth), size)
         until = deadline(seconds)
@@ -133,8 +134,8 @@ async def measure_streams(
     return meter.result()
 
 
-class _Exchange(asyncio.Protocol):
-    """Keeps `depth` messages in flight, and sends the next one as soon as one has come back."""
+class _EchoClient(asyncio.Protocol):
+    """Keeps `depth` messages in flight: each echo is followed by the next message."""
 
     def __init__(self, size: int, depth: int) -> None:
         self.size = size
@@ -144,12 +145,12 @@ class _Exchange(asyncio.Protocol):
         self.until = 0
         self._payload = bytes(size)
         self._received = 0
-        self._began: deque[int] = deque()
+        self._sent_at: deque[int] = deque()
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
-        self._transport.write(self.size.to_bytes(LENGTH, "big"))
+        self._transport.write(self.size.to_bytes(HEADER_BYTES, "big"))
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.done.done():
@@ -163,7 +164,7 @@ class _Exchange(asyncio.Protocol):
 
     def _send(self, now: int) -> None:
         assert self._transport is not None
-        self._began.append(now)
+        self._sent_at.append(now)
         self._transport.write(self._payload)
 
     def data_received(self, data: bytes) -> None:
@@ -171,10 +172,10 @@ class _Exchange(asyncio.Protocol):
         while self._received >= self.size:
             self._received -= self.size
             now = perf_counter_ns()
-            self.meter.samples.append(now - self._began.popleft())
+            self.meter.samples.append(now - self._sent_at.popleft())
             if now < self.until:
                 self._send(now)
-        if not self._began:
+        if not self._sent_at:
             self.done.set_result(None)
 
     def close(self) -> None:
@@ -190,15 +191,15 @@ async def measure_protocol(
     Raises:
         ConnectTimeoutError: the server does not answer.
     """
-    opening = asyncio.get_running_loop().create_connection(
-        lambda: _Exchange(size, depth), host, port
+    connecting = asyncio.get_running_loop().create_connection(
+        lambda: _EchoClient(size, depth), host, port
     )
-    _, exchange = await _connecting(host, port, opening)
-    with closing(exchange):
-        exchange.begin(Meter("", size), deadline(seconds / 10))
-        await exchange.done
+    _, client = await _connect(host, port, connecting)
+    with closing(client):
+        client.begin(Meter("", size), deadline(seconds / 10))
+        await client.done
         meter = Meter(row_name("tcp protocol", size, depth), size)
         with meter:
-            exchange.begin(meter, deadline(seconds))
-            await exchange.done
+            client.begin(meter, deadline(seconds))
+            await client.done
     return meter.result()

@@ -11,10 +11,10 @@ from aiordma.bench.meter import Meter
 
 __all__ = (
     "abandoning",
-    "answered",
     "deadline",
     "one_by_one",
     "perf_counter_ns",
+    "ping_pong",
     "pipelined",
     "timed_pipeline",
 )
@@ -77,7 +77,7 @@ async def pipelined(
     meter.count += count
 
 
-async def answered(
+async def ping_pong(
     send: Callable[[bytes], Awaitable[Any]],
     receive: Callable[[], Awaitable[Any]],
     payload: bytes,

@@ -246,7 +246,7 @@ def test_size_that_no_message_has_ends_its_tcp_client_alone(size: int) -> None:
     async def talk() -> None:
         async with tcp.serve_streams("127.0.0.1", 0) as port, asyncio.timeout(30):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(size.to_bytes(tcp.LENGTH, "big"))
+            writer.write(size.to_bytes(tcp.HEADER_BYTES, "big"))
             assert await reader.read() == b""
             assert (await tcp.measure_streams("127.0.0.1", port, 64, 0.5)).count > 0
             writer.close()
@@ -265,7 +265,7 @@ def test_tcp_client_that_does_not_read_is_read_no_more(
             before = len(os.listdir("/proc/self/fd"))
             client.connect(("127.0.0.1", port))
             client.setblocking(False)
-            client.sendall((1 << 10).to_bytes(tcp.LENGTH, "big"))
+            client.sendall((1 << 10).to_bytes(tcp.HEADER_BYTES, "big"))
             sent = idle = 0
             while idle < 20:
                 try:
