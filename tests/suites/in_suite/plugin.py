@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from aiordma import streams
+from aiordma.bench.loops import SPIN
 from aiordma.streams import opening
 from aiordma.streams import server as stream_server
 from aiordma.streams.hosts import HostRule
-from tests.internals import SPIN
 
 from .gateway import Gateway, has_tcp_listener
 from .report import count
