@@ -1,8 +1,10 @@
-"""A row of Dask's comms: an array over aiordma's backend, beside distributed's own over TCP."""
+"""Rows of Dask's comms over aiordma's backend, beside distributed's own over TCP: an array from
+process to process, and what two workers exchange for a rechunk and for a shuffle of an array."""
 
 import json
 import subprocess
 import sys
+from functools import partial
 
 from aiordma.bench.processes import announcing
 
@@ -14,25 +16,30 @@ MEGABYTE = 1e6
 
 
 def rows(here: Candidates) -> list[Row]:
-    """Return the row."""
-    known: list[str] = []
+    """Return the rows."""
+    known: dict[str, list[str]] = {}
     peer = ("env", f"AIORDMA_DEVICE={here.device}", *PEER)
 
-    def measured(which: int) -> Reading:
-        if not known:
-            known[:], _ = here.keep(announcing([*peer, "serve", here.host]))
-        words = [*peer, "ask", known[which], str(here.seconds)]
+    def measured(action: str, server: str, which: int) -> Reading:
+        if server not in known:
+            known[server], _ = here.keep(announcing([*peer, server, here.host]))
+        words = [*peer, action, known[server][which], str(here.seconds)]
         printed = subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout
         length, took, used = json.loads(printed)
         return Reading(length / took / MEGABYTE, extra={"cpu_us_per_mb": used * 1e12 / length})
 
     return [
         Row(
-            "software/dask/array/67108864",
+            f"software/dask/{name}",
             "MB/s",
-            lambda: measured(0),
+            partial(measured, action, server, 0),
             "Dask's comm over TCP",
-            lambda: measured(1),
+            partial(measured, action, server, 1),
             better=MORE,
+        )
+        for name, action, server in (
+            ("array/67108864", "array", "serve"),
+            ("rechunk", "rechunk", "cluster"),
+            ("shuffle", "shuffle", "cluster"),
         )
     ]

@@ -331,7 +331,7 @@ async def test_no_memory_for_a_large_message_is_raised_by_read(
     def no_memory(length: int) -> None:
         raise MemoryError(f"no {length} bytes")
 
-    monkeypatch.setattr("aiordma.integrations.dask.channel.host_array", no_memory)
+    monkeypatch.setattr("aiordma.integrations.dask.channel._bulk.take", no_memory)
     async with channel_and_peer() as (channel, peer):
         await read_handshake(channel, peer)
         await peer.send(announced(1, 8, BULK, BULK.to_bytes(8)))

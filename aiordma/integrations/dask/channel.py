@@ -15,12 +15,12 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 import anyio
-from distributed.protocol.utils import host_array
 
 from aiordma._base.enums import Access
 from aiordma._base.errors import ClosedError, RdmaError, detached
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.connection import Connection
+from aiordma.integrations.dask.bulk import BulkMemory
 from aiordma.integrations.dask.frames import (
     BATCH,
     CREDIT,
@@ -57,6 +57,8 @@ FLUSH_SECONDS = 5.0
 """How long `close` waits for a message that another task is sending."""
 
 _DONE = bytes([DONE])
+
+_bulk = BulkMemory(128 << 20)
 
 Result = TypeVar("Result")
 
@@ -230,12 +232,12 @@ class Channel:
     async def _receive(self, announcement: Announcement) -> list[memoryview]:
         head = announcement.head
         if head is None:
-            head = host_array(announcement.head_length)
+            head = _bulk.take(announcement.head_length)
             await self._take([head])
         sizes = await self._in_turns(parse_table(announcement, head))
         buffers: list[memoryview] = []
         for start in range(0, len(sizes), BATCH):
-            batch = [host_array(size) for size in sizes[start : start + BATCH]]
+            batch = [_bulk.take(size) for size in sizes[start : start + BATCH]]
             await self._take(batch)
             buffers += batch
         return await self._in_turns(assembled(announcement, head, buffers))
