@@ -1,27 +1,18 @@
 """The options of a connection: sizes, retries, limits (pure)."""
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, Self, TypedDict, TypeVar
+from typing import Any, Self, TypedDict
 
 from aiordma._base.arguments import nearest, seconds_within, whole_number, wrong_type
 from aiordma._base.errors import retry_seconds
 
 __all__ = (
-    "DECIDED_BY_CM",
-    "DECIDED_FOR_DATAGRAMS",
-    "DECIDED_LATER",
     "ConnectionKeywords",
     "ConnectionOptions",
     "check_queue",
-    "refuses",
 )
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-
 
 _RANGES = {
     "receive_buffers": (0, 1 << 16),
@@ -43,7 +34,7 @@ _RANGES = {
     "cqe": (1, (1 << 31) - 1),
 }
 
-DECIDED_BY_CM = {
+_DECIDED_BY_CM = {
     "path_mtu": "the connection manager takes the MTU of the path that it resolves, and both sides "
     "must use the same one. Lower the MTU of the network interface, or use open_queue_pair(), "
     "whose connect_to() takes path_mtu",
@@ -57,21 +48,6 @@ DECIDED_BY_CM = {
     "use open_queue_pair(), which takes pkey_index",
 }
 """Attributes of a queue pair for which connections have no option: the reason, and alternatives."""
-
-DECIDED_FOR_DATAGRAMS = {
-    "path_mtu": "a datagram has no path MTU of its own: it may be as long as the MTU of the port "
-    "(Datagram.mtu). Lower the MTU of the network interface",
-    "pkey_index": "the connection manager takes the partition key of the network interface that "
-    "has the local address. Choose the address, with host",
-}
-"""The same for datagram sockets."""
-
-DECIDED_LATER = {
-    "path_mtu": "connect_to() takes it",
-    "service_level": "connect_to() takes it",
-    "tos": "connect_to() takes it, as traffic_class",
-}
-"""The same for queue pairs without the connection manager."""
 
 _OPTIONAL = ("tos", "cqe", "peer_timeout", "keepalive")
 """Options that may be None."""
@@ -316,13 +292,12 @@ DEFAULT_OPTIONS = ConnectionOptions()
 
 
 def _unknown_parameter(name: str, call: Callable[..., object], options: Iterable[str]) -> TypeError:
-    """Return the error for a keyword argument that a function does not have. It has the nearest
-    name of the function's parameters and options."""
+    """Return the error for a keyword argument that a function does not have. It says who decides
+    the value, or has the nearest name of the function's parameters and options."""
     own = inspect.signature(call).parameters.values()
     known = {*options, *(each.name for each in own if each.kind is not each.VAR_KEYWORD)}
-    return TypeError(
-        f"{call.__name__}() has no parameter {name!r}: {nearest(name, known - {'self'})}"
-    )
+    why = _DECIDED_BY_CM.get(name) or nearest(name, known - {"self"})
+    return TypeError(f"{call.__name__}() has no parameter {name!r}: {why}")
 
 
 def _retries(seconds: float) -> tuple[int, int]:
@@ -335,30 +310,6 @@ def _retries(seconds: float) -> tuple[int, int]:
     ]
     _, attempts, exponent = max(each for each in candidates if each[0] <= seconds)
     return attempts - 1, exponent
-
-
-def refuses(
-    reasons: Mapping[str, str],
-) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Decorate a function so that its TypeError for certain unknown parameters has a reason.
-
-    Args:
-        reasons: the reason, and alternatives, by the parameter's name.
-    """
-
-    def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        @functools.wraps(function)
-        def call(*arguments: Parameters.args, **keywords: Parameters.kwargs) -> Result:
-            for name in keywords:
-                if name in reasons:
-                    raise TypeError(
-                        f"{function.__name__}() has no parameter {name!r}: {reasons[name]}"
-                    )
-            return function(*arguments, **keywords)
-
-        return call
-
-    return decorate
 
 
 def _checked(name: str, value: Any, call: str = "") -> float | None:

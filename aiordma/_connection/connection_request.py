@@ -24,10 +24,8 @@ from aiordma._base.errors import (
 )
 from aiordma._base.opening import opens
 from aiordma._base.options import (
-    DECIDED_BY_CM,
     ConnectionKeywords,
     ConnectionOptions,
-    refuses,
 )
 from aiordma._base.origin import Place
 from aiordma._base.process import here, require_same_process
@@ -171,7 +169,6 @@ class ConnectionRequest:
             raise ClosedError("this connection request has been answered")
         self._answered = True
 
-    @refuses(DECIDED_BY_CM)
     @opens
     async def accept(
         self,
@@ -222,7 +219,6 @@ class ConnectionRequest:
         await connection._establish(private_data)
         return connection
 
-    @refuses(DECIDED_BY_CM)
     @opens
     async def prepare(
         self,

@@ -39,10 +39,8 @@ from aiordma._base.errors import (
 from aiordma._base.hints import descriptors_hint, is_own_address
 from aiordma._base.opening import opens
 from aiordma._base.options import (
-    DECIDED_BY_CM,
     ConnectionKeywords,
     ConnectionOptions,
-    refuses,
 )
 from aiordma._base.provider import Provider
 from aiordma._base.socket_address import SocketAddress
@@ -93,7 +91,6 @@ LocalAddresses: TypeAlias = Sequence[SocketAddress | None]
 ANY: LocalAddresses = (None,)
 
 
-@refuses(DECIDED_BY_CM)
 @opens
 async def connect(
     host: str,
@@ -202,7 +199,6 @@ async def _to_first(
     return await first_connected(routes.addresses, use_one, routes.failure)
 
 
-@refuses(DECIDED_BY_CM)
 @opens
 async def prepare_connection(
     host: str,

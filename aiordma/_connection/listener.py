@@ -38,10 +38,8 @@ from aiordma._base.fair_queue import FairQueue, source_of
 from aiordma._base.hints import descriptors_hint
 from aiordma._base.opening import opens
 from aiordma._base.options import (
-    DECIDED_BY_CM,
     ConnectionKeywords,
     ConnectionOptions,
-    refuses,
 )
 from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._base.process import here, never_pickled, require_same_process
@@ -79,7 +77,6 @@ MOST_BACKLOG = (1 << 31) - 1 - KERNEL_BACKLOG_RESERVE
 """The maximum backlog: rdma_listen takes an int."""
 
 
-@refuses(DECIDED_BY_CM)
 @opens
 async def listen(
     host: str = "0.0.0.0",

@@ -21,10 +21,8 @@ from aiordma._base.enums import (
 from aiordma._base.errors import NotSupportedError
 from aiordma._base.opening import opens
 from aiordma._base.options import (
-    DECIDED_LATER,
     ConnectionKeywords,
     ConnectionOptions,
-    refuses,
 )
 from aiordma._base.provider import checked_device
 from aiordma._base.states import ConnectionState
@@ -72,7 +70,6 @@ class QueuePairAddress:
             raise ValueError(f"gid has {len(self.gid)} bytes: expected 16")
 
 
-@refuses(DECIDED_LATER)
 @opens
 async def open_queue_pair(
     device: str,
@@ -146,7 +143,9 @@ async def open_queue_pair(
     choice.require_usable()
     chosen = ConnectionOptions._chosen(open_queue_pair, options, keywords)
     if chosen.tos is not None:
-        raise ValueError(f"{call}(): options has tos={chosen.tos}: {DECIDED_LATER['tos']}")
+        raise ValueError(
+            f"{call}(): options has tos={chosen.tos}: connect_to() takes it, as traffic_class"
+        )
     with required_device(device) as provider:
         reactor = await reactor_of(provider)
     hub = await reactor.hub_of(device)

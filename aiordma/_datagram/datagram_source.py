@@ -12,10 +12,8 @@ from aiordma._base.enums import PortSpace
 from aiordma._base.errors import AddressError, NotSupportedError
 from aiordma._base.opening import opens
 from aiordma._base.options import (
-    DECIDED_FOR_DATAGRAMS,
     ConnectionKeywords,
     ConnectionOptions,
-    refuses,
 )
 from aiordma._base.provider import Provider, Requirement
 from aiordma._connection.domain import DomainArgument, DomainChoice
@@ -43,7 +41,6 @@ _EFFECTIVE = (
 """The options that a datagram socket has."""
 
 
-@refuses(DECIDED_FOR_DATAGRAMS)
 @opens
 async def open_datagram(
     host: str,

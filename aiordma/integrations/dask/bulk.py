@@ -1,5 +1,5 @@
-"""Memory for the bulk of messages. It is used again when the program has dropped what it made of it:
-the kernel clears new pages, which takes longer than to fill them from a socket."""
+"""Memory for the bulk of messages. It is used again when the program has dropped what it made of
+it: the kernel clears new pages, which takes longer than to fill them from a socket."""
 
 import weakref
 from collections import deque
