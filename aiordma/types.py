@@ -3,13 +3,11 @@
 from aiordma._base.opening import Opening
 from aiordma._base.options import ConnectionKeywords
 from aiordma._base.statistics import DeviceStatistics, ListenerStatistics, RequestStatistics
-from aiordma._connection.reconnecting import ConnectKeywords
 from aiordma._datagram.message import DatagramArrival, DatagramReceive
 from aiordma._requests.registrations import RegistrationCache
 from aiordma._runtime.tracing import Trace, TracedRequest
 
 __all__ = (
-    "ConnectKeywords",
     "ConnectionKeywords",
     "DatagramArrival",
     "DatagramReceive",

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from aiordma._base.enums import SendFlag, WorkRequestOpcode
+from aiordma._base.enums import SendFlag
 from aiordma._base.errors import (
     NotPostedError,
     PartialPostError,
@@ -38,19 +38,6 @@ logger: logging.Logger = logging.getLogger("aiordma")
 LONG_WAIT = 5.0
 """Seconds after which a message that waits is worth a warning."""
 _SIGNALED = int(SendFlag.SIGNALED)
-
-_SHORT = frozenset(
-    int(opcode)
-    for opcode in (
-        WorkRequestOpcode.SEND,
-        WorkRequestOpcode.SEND_WITH_IMM,
-        WorkRequestOpcode.SEND_WITH_INV,
-        WorkRequestOpcode.RDMA_WRITE,
-        WorkRequestOpcode.RDMA_WRITE_WITH_IMM,
-        WorkRequestOpcode.RDMA_READ,
-    )
-)
-"""Operations that the C call with few arguments can post, except to datagram destinations."""
 
 
 class Owner(RequestOwner, Protocol):
@@ -152,10 +139,7 @@ class SendQueue(WorkQueue):
             self._take(taken)
             request = self._request(work)
             taken.hand_over()
-        if work.opcode in _SHORT and work.address is None:
-            self._post_short(work, request)
-        else:
-            self.post_prepared([work], [request], signal_last_only=False)
+        self.post_prepared([work], [request], signal_last_only=False)
         return request
 
     def _take(self, slot: Slot, chain: ChainPort | None = None) -> None:
@@ -180,30 +164,6 @@ class SendQueue(WorkQueue):
         request = WorkRequest(self._owner, work.operation, work.length, work.held, work.remote)
         request._opcode = work.opcode
         return request
-
-    def _post_short(self, work: SendWork, request: WorkRequest) -> None:
-        """Post a request with few fields, by the C call with few arguments."""
-        assert self._owner.pair.raw is not None
-        remote = work.remote
-        try:
-            self._enter(request)
-            self._owner.hub.watch_over()
-            self._owner.pair.raw._post_send_raw(
-                request.wr_id,
-                work.opcode,
-                int(work.flags) | _SIGNALED,
-                work.sges,
-                work.count,
-                0 if remote is None else remote.address,
-                0 if remote is None else remote.rkey,
-                work.immediate,
-            )
-        except BaseException as error:
-            if not (isinstance(error, VerbsCallError) and error.was_taken):
-                self._take_back(request)
-                raise
-            # The device may still execute the request, until the queue pair is destroyed.
-            self._owner.fail(error)
 
     def prepare(self, work: SendWork, chain: ChainPort) -> WorkRequest:
         """Create a request of a chain, which has a slot and holds its memory. Post it with

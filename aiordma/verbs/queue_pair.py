@@ -46,7 +46,6 @@ from aiordma.verbs.send_work import (
     UNFIT,
     SendWork,
     pack_chain,
-    pack_plain,
     raise_named,
 )
 from aiordma.verbs.shared_receive import RawSharedReceiveQueue
@@ -546,13 +545,22 @@ class QueuePair(Resource):
                 f"post_send(): {opcode.name} needs remote= and parts of {_ATOMIC_BYTES} bytes "
                 f"together; these have {length}"
             )
-        address, rkey = (0, 0) if remote is None else (remote.address, remote.rkey)
-        self._post_send_raw(
-            *(wr_id, opcode, flags, sges, len(parts), address, rkey, immediate),
+        work = SendWork(
+            opcode.name,
+            opcode,
+            sges,
+            len(parts),
+            remote=remote,
+            immediate=immediate,
             compare_add=compare_add,
             swap=swap,
         )
+        error, _ = self.post_send_chain([work], [wr_id], [flags])
         del kept  # the post has copied the inline buffers
+        if error < 0:
+            raise self._not_notified(-error, len(parts))
+        if error:
+            check_positive_errno(error, "ibv_post_send", self._explain(len(parts)))
 
     def post_recv(self, wr_id: int, parts: Sequence[RawPart]) -> None:
         """Post one receive.
@@ -578,44 +586,6 @@ class QueuePair(Resource):
             )
         sges, _, _ = packed_parts(parts, "post_recv")
         self._post_recv_raw(wr_id, sges, len(parts))
-
-    def _post_send_raw(
-        self,
-        wr_id: int,
-        opcode: int,
-        flags: int,
-        sges: bytes,
-        count: int,
-        address: int,
-        rkey: int,
-        immediate: int,
-        compare_add: int = 0,
-        swap: int = 0,
-        posted: Any = None,
-    ) -> None:
-        """Post one plain request whose sges are packed.
-
-        Args:
-            wr_id, opcode, flags, sges, count, address, rkey, immediate, compare_add, swap: as of
-                `pack_plain`.
-            posted: a uint32_t of 0. It is 1 afterwards if the device has the request.
-
-        Raises:
-            VerbsCallError: the device refused the request. With `was_taken`, the request is in the
-                queue, but the device could not be notified: it may still execute the request.
-        """
-        request = pack_plain(
-            wr_id, opcode, flags, count, address, rkey, immediate, compare_add, swap
-        )
-        if posted is None:
-            posted = ffi.new("uint32_t *")
-        if self._closed:  # checked after pack_plain, which may run the program's code
-            self._require_open()
-        error = lib.aiordma_post_send_chain(self.pointer, request, 1, sges, len(sges), posted)
-        if error < 0:
-            raise self._not_notified(-error, count)
-        if error:
-            check_positive_errno(error, "ibv_post_send", self._explain(count))
 
     def _not_notified(self, error: int, count: int) -> VerbsCallError:
         """Return the error of a doorbell that failed."""

@@ -13,11 +13,8 @@ from aiordma.verbs.address import AddressHandle
 from aiordma.verbs.memory import MemorySlice
 from aiordma.verbs.memory_window import MemoryWindow
 
-__all__ = ("RECEIVE_REQUEST", "UNFIT", "SendWork", "pack_chain", "pack_plain", "raise_named")
+__all__ = ("RECEIVE_REQUEST", "UNFIT", "SendWork", "pack_chain", "raise_named")
 
-_SEND_REQUEST = struct.Struct("=QIIIIQII QQIIQQQQQ")
-"""The layout of struct aiordma_send_request in posting.h."""
-_NO_DATAGRAM_OR_WINDOW = (0,) * 7
 RECEIVE_REQUEST = struct.Struct("=QII")
 """The layout of struct aiordma_receive_request: wr_id, number of parts, reserved."""
 _BIND = int(WorkRequestOpcode.BIND_MW)
@@ -195,21 +192,3 @@ def _check_datagram(operation: str, raw: Any) -> None:
         )
     if not raw.address_handle:
         raise ValueError(f"{operation}: a datagram needs address=AddressHandle(...)")
-
-
-def pack_plain(
-    wr_id: int,
-    opcode: int,
-    flags: int,
-    count: int,
-    address: int,
-    rkey: int,
-    immediate: int,
-    compare_add: int = 0,
-    swap: int = 0,
-) -> bytes:
-    """Return a struct aiordma_send_request. The fields of datagrams and windows are 0."""
-    return _SEND_REQUEST.pack(
-        *(wr_id, opcode, flags, count, immediate, address, rkey, 0, compare_add, swap),
-        *_NO_DATAGRAM_OR_WINDOW,
-    )

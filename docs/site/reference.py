@@ -68,7 +68,6 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "reconnecting",
             "Reconnecting",
             "Session",
-            "types.ConnectKeywords",
             "open_datagram",
             "open_domain",
             "open_shared_receive",

@@ -12,7 +12,7 @@ from typing import Any
 from aiordma._base.provider import software
 from aiordma._native import ffi, lib
 from aiordma.testing import software_objects
-from aiordma.verbs.send_work import RECEIVE_REQUEST, pack_plain
+from aiordma.verbs.send_work import RECEIVE_REQUEST, SendWork, pack_chain
 
 ERR = lib.IBV_QPS_ERR
 PATIENCE = 20
@@ -102,7 +102,7 @@ def fail(pair: Any) -> None:
 
 def post_send(pair: Any, wr_id: int) -> int:
     """Post a message of no bytes; return the errno."""
-    request = pack_plain(wr_id, lib.IBV_WR_SEND, 0, 0, 0, 0, 0)
+    request = pack_chain([SendWork("SEND", lib.IBV_WR_SEND)], [wr_id], [0])
     posted = ffi.new("uint32_t *")
     return abs(int(lib.aiordma_post_send_chain(pair, request, 1, b"", 0, posted)))
 

@@ -23,7 +23,7 @@ from aiordma._native import ffi, lib
 from aiordma.verbs import (
     CmEventType,
     QueuePairState,
-    SendFlag,
+    Sge,
     WorkCompletionStatus,
     WorkRequestOpcode,
 )
@@ -188,8 +188,7 @@ def test_requests_before_one_that_fails_here_have_their_own_end(stack: ExitStack
     wire.send(1, good)
     assert wire.hear().operation == SEND
     bad.close()
-    with_bad = struct.pack("=QII", good.address, 64, 0)
-    wire.pair._post_send_raw(2, WorkRequestOpcode.SEND, SendFlag.SIGNALED, with_bad, 1, 0, 0, 0)
+    wire.pair.post_send(2, [Sge(good.address, 64, 0)])
     wire.send(3, good)
     word = wire.hear()
     assert (word.operation, word.payload[12:16]) == (READ_REQUEST, bytes(4))
