@@ -24,7 +24,7 @@ from aiordma.integrations.valkey.channel import (
     RECEIVES,
     ValkeyChannel,
 )
-from aiordma.integrations.valkey.control import Opcode, opcode_of
+from aiordma.integrations.valkey.control import CONTROL_BYTES, Opcode, opcode_of
 from aiordma.integrations.valkey.opening import ValkeyTransport
 from tests.devices import ADDRESS
 
@@ -32,10 +32,9 @@ BUFFER_BYTES = 256 * 1024
 """Smaller than the default, so that ordinary values go round it."""
 
 OPTIONS: Any = {
-    "receive_buffers": 0,
-    "options": aiordma.ConnectionOptions(
-        max_recv_wr=RECEIVES, max_send_wr=DATA_SLOTS + CONTROL_SLOTS
-    ),
+    "receive_buffers": RECEIVES,
+    "receive_size": CONTROL_BYTES,
+    "options": aiordma.ConnectionOptions(max_send_wr=DATA_SLOTS + CONTROL_SLOTS),
 }
 
 

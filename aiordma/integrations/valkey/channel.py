@@ -1,4 +1,4 @@
-"""The bytes between a Valkey client and its server, by callbacks of requests.
+"""The bytes between a Valkey client and its server, by callbacks.
 
 Each side announces a buffer. The other one writes into it from its beginning to its end, each WRITE
 with the number of its bytes as immediate data. When the buffer is full and everything in it has
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from aiordma._base.enums import Access, WorkCompletionOpcode
+from aiordma._base.enums import Access
 from aiordma._base.errors import DisconnectedError, RdmaError, detached
 from aiordma._base.ranges import RemoteMemory
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
+from aiordma._connection.messages import Message
 from aiordma._requests.request import WorkRequest
 from aiordma.integrations.valkey.control import (
-    CONTROL_BYTES,
     Opcode,
     ValkeyProtocolError,
     memory_of,
@@ -27,8 +27,6 @@ from aiordma.integrations.valkey.control import (
     pack_memory,
     pack_opcode,
 )
-from aiordma.verbs.completion import WorkCompletion
-from aiordma.verbs.memory import MemorySlice
 
 __all__ = ("CONTROL_SLOTS", "DATA_SLOTS", "RECEIVES", "ValkeyChannel")
 
@@ -39,35 +37,13 @@ DATA_SLOTS = 64
 CONTROL_SLOTS = 4
 """Requests of the send queue that are kept for control messages."""
 SEND_BYTES = 256 * 1024
-"""The ring that data to send is copied into."""
+"""The most bytes of WRITEs at the same time, which are copied."""
+MESSAGE_BYTES = 64 * 1024
+"""The most bytes of one WRITE: the engine copies so many."""
 
 SERVER_RECEIVES = 1024
 """The receives that a Valkey server posts. Without one, the connection ends at once: the server's
 answer to our connect permits our device no retries."""
-_SENT = int(WorkCompletionOpcode.RECV)
-_WRITTEN = int(WorkCompletionOpcode.RECV_RDMA_WITH_IMM)
-
-
-class _SendRing:
-    """Registered memory for data that is being sent. It is taken and released in order."""
-
-    def __init__(self, memory: MemorySlice) -> None:
-        self._memory = memory
-        self._view = memory.view
-        self._next = 0
-        self.free: int = len(memory)
-
-    def room(self) -> int:
-        """Return how many bytes there are side by side."""
-        return min(self.free, len(self._memory) - self._next)
-
-    def copy(self, data: bytes | memoryview) -> MemorySlice:
-        """Copy data, at most `room` bytes, and return where it is."""
-        start, end = self._next, self._next + len(data)
-        self._view[start:end] = data
-        self._next = end % len(self._memory)
-        self.free -= len(data)
-        return self._memory[start:end]
 
 
 class ValkeyChannel:
@@ -75,17 +51,18 @@ class ValkeyChannel:
 
     Attributes:
         close_timeout: how many seconds a close waits until the server's device has everything.
-        buffer_sizes: the bytes of the buffer that the peer writes to, and of the ring for sending.
+        buffer_sizes: the bytes of the buffer that the peer writes to, and those that are sent at
+            the same time.
         on_readable: called when data has arrived, and at the end; None: nobody waits for it.
         on_writable: called when there may be room to send again, and at the end; or None.
 
     Args:
-        connection: a prepared one, with `receive_buffers=0`, RECEIVES receives, and DATA_SLOTS +
+        connection: a prepared one, with RECEIVES receives of CONTROL_BYTES, and DATA_SLOTS +
             CONTROL_SLOTS requests.
         buffer_bytes: of the memory that the peer writes to.
 
     Raises:
-        VerbsCallError: memory could not be registered, or a receive not posted.
+        VerbsCallError: memory could not be registered.
     """
 
     most_unhandled: int = SERVER_RECEIVES // 2
@@ -94,29 +71,23 @@ class ValkeyChannel:
     Nothing else does for certain."""
 
     def __init__(self, connection: Connection, buffer_bytes: int, close_timeout: float) -> None:
-        # Posted requests hold this object. It must not hold the connection, so that one that was
-        # forgotten is collected, and says so.
+        # Posted requests hold this object, by the queue. It must not hold the connection, so that
+        # one that was forgotten is collected, and says so.
         self._connection = weakref.ref(connection)
         self._endpoint = connection._endpoint
         self.close_timeout: float = close_timeout
         self.buffer_sizes: tuple[int, int] = (buffer_bytes, SEND_BYTES)
         self.on_readable: Callable[[], object] | None = None
         self.on_writable: Callable[[], object] | None = None
-        # What the peer may write to is a region of its own: it cannot reach the rest.
         access = Access.LOCAL_WRITE | Access.REMOTE_WRITE
         self._buffer = connection.register(bytearray(buffer_bytes), access)
-        ours = connection.register(bytearray(SEND_BYTES + RECEIVES * CONTROL_BYTES))
         self._buffer_view = self._buffer[:].view
-        self._sends = _SendRing(ours[:SEND_BYTES])
-        self._blocks = [
-            ours[at : at + CONTROL_BYTES] for at in range(SEND_BYTES, len(ours), CONTROL_BYTES)
-        ]
-        self._next_block = 0
         self._announced = False
         self._arrived = self._taken = 0  # bytes of the buffer
         self._peer: RemoteMemory | None = None
         self._written = 0  # bytes of the peer's buffer
-        self._in_flight: deque[int] = deque()  # bytes of the ring
+        self._in_flight: deque[int] = deque()  # bytes of each WRITE
+        self._bytes_in_flight = 0
         self._controls_in_flight = 0
         self._messages = self._handled = 0  # sent, and of these handled by the server for certain
         self._asked_at: int | None = None
@@ -125,8 +96,8 @@ class ValkeyChannel:
         self._waiters: list[asyncio.Future[None]] = []
         self._on_drained: Callable[[], object] | None = None
         self._endpoint.teardown.on_ended.append(self._ended)
-        for block in self._blocks:
-            self._post_receive(connection, block)
+        self._arrivals = connection._messages.queue
+        self._arrivals.set_waiter(self)
 
     @property
     def path(self) -> "ValkeyChannel":
@@ -257,7 +228,8 @@ class ValkeyChannel:
             return 0
         if len(self._in_flight) >= DATA_SLOTS or self._unhandled >= self.most_unhandled:
             return 0
-        return min(self._peer.length - self._written, self._sends.room())
+        free = SEND_BYTES - self._bytes_in_flight
+        return min(self._peer.length - self._written, MESSAGE_BYTES, free)
 
     @property
     def _unhandled(self) -> int:
@@ -279,7 +251,7 @@ class ValkeyChannel:
         """
         done = 0
         while done < len(data) and (length := min(self._room, len(data) - done)):
-            self._post_data(data[done : done + length])
+            self._post_data(data if length == len(data) else data[done : done + length])
             done += length
         return done
 
@@ -290,14 +262,14 @@ class ValkeyChannel:
     def _post_data(self, data: bytes | memoryview) -> None:
         assert self._peer is not None
         length = len(data)
-        target = self._peer[self._written : self._written + length]
-        memory = self._sends.copy(data)
+        target = RemoteMemory(self._peer.address + self._written, length, self._peer.rkey)
         try:
-            request = self._open_connection().post_write(memory, target, immediate=length)
+            request = self._open_connection().post_write(data, target, immediate=length)
         except RdmaError as error:
             self._refuse(error)
         self._written += length
         self._in_flight.append(length)
+        self._bytes_in_flight += length
         self._messages += 1
         request.add_done_callback(self._data_sent)
         if self._unhandled >= self.most_unhandled // 2 and self._asked_at is None:
@@ -305,7 +277,7 @@ class ValkeyChannel:
             self._asked_at = self._messages
 
     def _data_sent(self, request: WorkRequest) -> None:
-        self._sends.free += self._in_flight.popleft()
+        self._bytes_in_flight -= self._in_flight.popleft()
         if request.exception() is not None:
             return  # the connection has ended, or is about to: `_ended` is called
         self._wake()
@@ -350,20 +322,12 @@ class ValkeyChannel:
 
     # -- arrivals ---------------------------------------------------------------------------------
 
-    def _post_receive(self, connection: Connection, block: MemorySlice) -> None:
-        connection.post_recv(block).add_done_callback(self._message_arrived)
-
-    def _message_arrived(self, request: WorkRequest) -> None:
-        if request.exception() is not None:
-            return  # the connection has ended, or is about to: `_ended` is called
-        block = self._blocks[self._next_block]  # receives complete in order
-        self._next_block = (self._next_block + 1) % RECEIVES
-        connection = self._connection()
-        if self._error is not None or connection is None:
-            return
+    def wake(self) -> None:
+        """Take what has arrived. The queue of arrivals calls this, and calls it at the end."""
+        arrivals = self._arrivals
         try:
-            self._take(request.result(), block)
-            self._post_receive(connection, block)
+            while arrivals.arrived and self._error is None:
+                self._take(arrivals.take_message(Message))
         except ValkeyProtocolError as error:
             if self._peer is None:
                 self._fail(error)  # `open_connection` says to whom it connects
@@ -372,15 +336,15 @@ class ValkeyChannel:
         except RdmaError:
             return  # the connection has ended: `_ended` is called
 
-    def _take(self, completion: WorkCompletion, block: MemorySlice) -> None:
-        if completion.opcode == _WRITTEN:
-            self._take_data(completion.immediate, completion.byte_len)
-        elif completion.opcode == _SENT:
-            self._take_control(bytes(block.view[: completion.byte_len]))
+    def _take(self, message: Message) -> None:
+        data, immediate, invalidated, written = message
+        if written is not None:
+            self._take_data(immediate, written)
+        elif immediate is None and invalidated is None:
+            self._take_control(data)
         else:
-            raise ValkeyProtocolError(
-                f"the peer sent a message of kind {completion.operation.name}"
-            )
+            kind = "SEND_WITH_INV" if immediate is None else "SEND_WITH_IMM"
+            raise ValkeyProtocolError(f"the peer sent a message of kind {kind}")
 
     def _take_data(self, announced: int | None, written: int) -> None:
         if announced != written:

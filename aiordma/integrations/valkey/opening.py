@@ -19,7 +19,7 @@ from aiordma.integrations.valkey.channel import (
     RECEIVES,
     ValkeyChannel,
 )
-from aiordma.integrations.valkey.control import ValkeyProtocolError
+from aiordma.integrations.valkey.control import CONTROL_BYTES, ValkeyProtocolError
 from aiordma.streams.transport import StreamTransport
 
 __all__ = ("ValkeyOptions", "ValkeyTransport", "open_connection")
@@ -127,8 +127,8 @@ async def open_connection(
             open_connection,
             ValkeyOptions.__annotations__,
             options,
-            receive_buffers=0,
-            max_recv_wr=RECEIVES,
+            receive_buffers=RECEIVES,
+            receive_size=CONTROL_BYTES,
             max_send_wr=DATA_SLOTS + CONTROL_SLOTS,
             rnr_retry_count=7,
             responder_resources=0,
