@@ -176,6 +176,19 @@ async def test_a_message_that_is_too_long_ends_its_own_connection_only() -> None
 
 
 @one_loop
+@pytest.mark.promise("A message that the peer cannot hold is refused at its sender")
+async def test_a_message_longer_than_the_shared_receives_is_refused_at_its_sender() -> None:
+    async with (
+        await aiordma.open_shared_receive(ADDRESS, buffers=4, buffer_size=64) as shared,
+        members(1, shared, receive_size=1000) as (clients, servers),
+    ):
+        await hear(servers[0], 1)
+        with pytest.raises(ValueError, match=r"65 bytes.*have 64;"):
+            clients[0].post_send(bytes(65))
+        await both_ways(clients[0], servers[0])
+
+
+@one_loop
 async def test_a_client_can_take_from_one_too() -> None:
     async with (
         await aiordma.open_shared_receive(ADDRESS, buffers=4) as shared,
