@@ -63,13 +63,20 @@ def exactly(peer: socket.socket, size: int) -> bytes:
     return got
 
 
-def expect(channel: EventChannel, kind: CmEventType, seconds: float = 10) -> CmEvent:
+def expect(
+    channel: EventChannel,
+    kind: CmEventType,
+    seconds: float = 10,
+    passing: CmEventType | None = None,
+) -> CmEvent:
+    """Return the next event, which is of this kind; events of the kind `passing` are passed over."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         select.select([channel.fd], [], [], 0.1)
         for event in channel.events():
-            assert event.type is kind
-            return event
+            if event.type is not passing:
+                assert event.type is kind
+                return event
     raise AssertionError(f"no {kind.name} within {seconds} s")
 
 

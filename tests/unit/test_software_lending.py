@@ -55,7 +55,9 @@ class Server:
     def lend(self) -> None:
         """Take an event: after that, the sockets are lent for a moment."""
         self.peer(Frame().pack())
-        event = expect(self.channel, CmEventType.CONNECT_REQUEST)
+        # Peers without a handshake are told up to a tenth of a second later.
+        told = CmEventType.CONNECT_ERROR
+        event = expect(self.channel, CmEventType.CONNECT_REQUEST, passing=told)
         self.device.identifier(event.new_key)
 
     def wakes(self) -> bool:
