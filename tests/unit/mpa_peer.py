@@ -69,7 +69,7 @@ def expect(
     seconds: float = 10,
     passing: CmEventType | None = None,
 ) -> CmEvent:
-    """Return the next event, which is of this kind; events of the kind `passing` are passed over."""
+    """Return the next event, which is of this kind, but for events of the kind `passing`."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         select.select([channel.fd], [], [], 0.1)
