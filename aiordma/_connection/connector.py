@@ -1,6 +1,6 @@
 """connect(): resolves a name and a port, and connects. Each step has its own error.
 
-The life of a connect, from the call to ESTABLISHED, is `_Attempt`, from top to bottom.
+The life of a connect, from the call to ESTABLISHED, is `Attempt`, from top to bottom.
 """
 
 import errno
@@ -73,12 +73,13 @@ from aiordma._runtime.reactor import Reactor, reactor_of
 from aiordma.verbs.identifier import Event, Identifier
 
 __all__ = (
-    "PeerAddresses",
+    "Attempt",
     "connect",
     "failed_event",
     "failed_handshake",
     "parameters",
     "prepare_connection",
+    "to_first",
 )
 
 logger: logging.Logger = logging.getLogger("aiordma")
@@ -152,14 +153,11 @@ async def connect(
     """
     private_data = check_private_data(private_data, *IN_REQUEST, "connect")
     chosen = ConnectionOptions._chosen(connect, options, keywords)
+    begin = partial(
+        Attempt, "connect", chosen, host, port, source, timeout, device, shared_receive, domain
+    )
 
-    def begin() -> _Attempt:
-        attempt = _Attempt("connect", host, port, chosen, timeout)
-        attempt.take(source, shared_receive)
-        attempt.choose(device, domain)
-        return attempt
-
-    async def establish(attempt: _Attempt, address: str, local: LocalAddresses) -> Connection:
+    async def establish(attempt: Attempt, address: str, local: LocalAddresses) -> Connection:
         ports = LocalPorts(attempt.source)
         while True:
             connection = await attempt.prepare(address, local)
@@ -170,17 +168,24 @@ async def connect(
                 if not ports.has_another(error):
                     raise
 
-    return await _to_first(begin(), begin, establish)
+    return await to_first(begin, establish)
 
 
-async def _to_first(
-    first: "_Attempt",
-    begin: "Callable[[], _Attempt]",
-    use: "Callable[[_Attempt, str, LocalAddresses], Awaitable[Connection]]",
-) -> Connection:
-    """Return what `use` returns for the first address of the name that can be connected. `first`
-    looks the name up, and serves its only address. If there are several, `begin` makes an attempt
-    for each."""
+async def to_first(
+    begin: "Callable[[], Attempt]",
+    use: "Callable[[Attempt, str, LocalAddresses], Awaitable[Connected]]",
+) -> Connected:
+    """Return what `use` returns for the first address of the name that can be connected. The
+    attempt that looks the name up also connects to its only address. Each of several addresses gets
+    an attempt of its own, with an equal part of the time that remains.
+
+    Args:
+        begin: makes an attempt.
+        use: called with an attempt, and the arguments for its `prepare`.
+
+    Raises: as `begin`, `Attempt.look_up` and `use`.
+    """
+    first = begin()
     if first.numeric is not None:
         return await use(first, first.numeric, ANY)
     shared = SharedSeconds(first.timeout)
@@ -190,7 +195,7 @@ async def _to_first(
         (address,) = routes.addresses
         return await use(first, address, routes.locals(address))
 
-    async def use_one(address: str, left: int) -> Connection:
+    async def use_one(address: str, left: int) -> Connected:
         attempt = begin()
         attempt.set_timeout(shared.share(left))
         with shared:
@@ -242,95 +247,18 @@ async def prepare_connection(
 
     Cancellation: nothing is left, and the peer was not contacted.
     """
+    call = "prepare_connection"
     chosen = ConnectionOptions._chosen(prepare_connection, options, keywords)
+    begin = partial(
+        Attempt, call, chosen, host, port, source, timeout, device, shared_receive, domain
+    )
 
-    def begin() -> _Attempt:
-        attempt = _Attempt("prepare_connection", host, port, chosen, timeout)
-        attempt.take(source, shared_receive)
-        attempt.choose(device, domain)
-        return attempt
-
-    async def prepare(attempt: _Attempt, address: str, local: LocalAddresses) -> Connection:
+    async def prepare(attempt: Attempt, address: str, local: LocalAddresses) -> Connection:
         connection = await attempt.prepare(address, local)
-        attempt.set_timeout(first.timeout)  # that of `establish`
+        attempt.set_timeout(optional_seconds(timeout, "timeout", call))  # that of `establish`
         return connection
 
-    first = begin()
-    return await _to_first(first, begin, prepare)
-
-
-class PeerAddresses:
-    """The addresses of a peer's name, for a function with a handshake of its own: `connected`
-    calls it with each of them.
-
-    Args:
-        call: the name of the function that the program has called, for the errors.
-        options: of the connections.
-        host, port, source, device: as of `connect`.
-        timeout: seconds for the addresses, the routes and the queue pairs of all connections; None:
-            no limit.
-
-    Attributes:
-        timeout: the checked argument.
-        seconds: what is left of it.
-    """
-
-    def __init__(
-        self,
-        call: str,
-        options: ConnectionOptions,
-        host: str,
-        port: int,
-        *,
-        source: tuple[str, int] | None,
-        timeout: float | None,
-        device: str,
-    ) -> None:
-        def begin() -> _Attempt:
-            attempt = _Attempt(call, host, port, options, timeout)
-            attempt.take(source, None)
-            attempt.choose(device, None)
-            return attempt
-
-        self._begin = begin
-        self._first = begin()
-        self.timeout: float | None = self._first.timeout
-        self.seconds: SharedSeconds = SharedSeconds(self.timeout)
-
-    async def connected(self, connect: Callable[[str, int], Awaitable[Connected]]) -> Connected:
-        """Return what `connect` returns for the first of the addresses that can be connected. It
-        is called with an address for `prepare`, and how many are left to try, with this one.
-
-        Raises: as `connect`.
-        """
-        with self.seconds:
-            self._routes = await self._first.look_up()
-        return await first_connected(self._routes.addresses, connect, self._routes.failure)
-
-    def target(self, address: str) -> str:
-        """Return the peer's name, port and address, for an error's text."""
-        return _target(self._first.host, self._first.port, address)
-
-    def share(self, left: int) -> float | None:
-        """Return the seconds to prepare connections to the next address; None: no limit."""
-        return self.seconds.share(left)
-
-    async def prepare(
-        self, address: str, preparing: SharedSeconds, answering: SharedSeconds
-    ) -> Connection:
-        """Create a connection to the address as `prepare_connection` does.
-
-        Args:
-            address: one that `connected` has passed.
-            preparing: the time limit of the address for the steps, which are subtracted.
-            answering: that for `establish` of the connection.
-        """
-        attempt = self._begin()
-        attempt.set_timeout(preparing.share(1))
-        with self.seconds, preparing:
-            connection = await attempt.prepare(address, self._routes.locals(address))
-        attempt.set_timeout(answering.share(1))
-        return connection
+    return await to_first(begin, prepare)
 
 
 def _target(host: str, port: int, address: str) -> str:
@@ -351,33 +279,54 @@ def checked_source(source: object, name: str, call: str) -> tuple[str, int] | No
     return checked_host(host, f"{name}[0]", call), checked_port(port, f"{name}[1]", call)
 
 
-class _Attempt:
+class Attempt:
     """One connect: its checked arguments, and its steps. If one fails, the steps before are undone.
     Its time begins with the first step.
 
     The steps run in the caller's task. Where the events of a step are there at once, as on the
     software device, it does not wait. `Handshake` has the state, and the time limit of all waits.
+
+    Args:
+        call: the name of the function that the program has called, for the errors.
+        options: of the connection.
+        host, port, source, timeout, device, shared_receive, domain: same as `connect`.
+
+    Attributes:
+        target: the peer's name, port and address, for the errors.
+        timeout: the seconds for all steps together; None: no limit.
+
+    Raises: as `connect`, if an argument is invalid.
     """
 
     def __init__(
         self,
         call: str,
+        options: ConnectionOptions,
         host: str,
         port: int,
-        options: ConnectionOptions,
+        source: tuple[str, int] | None,
         timeout: float | None,
+        device: str,
+        shared_receive: SharedReceiveQueue | None = None,
+        domain: DomainArgument = None,
     ) -> None:
         self.host, self.port = checked_host(host, "host", call), checked_port(port, "port", call)
-        self.timeout = optional_seconds(timeout, "timeout", call)
+        self.timeout: float | None = optional_seconds(timeout, "timeout", call)
         self._end: float | None = None
-        self._call = call
-        self.target = f"{host}:{port}"
+        self.target: str = f"{host}:{port}"
         self.options = options
-        self.source: tuple[str, int] | None = None
+        self.source = checked_source(source, "source", call)
         self.shared_receive: SharedReceiveEndpoint | None = None
+        if shared_receive is not None:
+            instance(shared_receive, "shared_receive", SharedReceiveQueue, call)
+            self.shared_receive = shared_receive._endpoint
+        shared = self.shared_receive
+        queue = None if shared is None else (shared.domain_state,)
+        self.domain = DomainChoice(domain, call, queue)
+        self._requirement = self.domain.requirement(device)
+        self.domain.require_usable()
         self.step = "looking up the name"
         self._has_asked = False  # the peer may have the request
-        self._late = ""  # why the step takes long
 
     @property
     def numeric(self) -> str | None:
@@ -395,24 +344,10 @@ class _Attempt:
             self._end = time.monotonic() + self.timeout
         return self._end
 
-    def take(
-        self,
-        source: tuple[str, int] | None,
-        shared_receive: SharedReceiveQueue | None,
-    ) -> None:
-        """Check and set the optional arguments."""
-        self.source = checked_source(source, "source", self._call)
-        if shared_receive is not None:
-            instance(shared_receive, "shared_receive", SharedReceiveQueue, self._call)
-            self.shared_receive = shared_receive._endpoint
-
-    def choose(self, device: str, domain: DomainArgument) -> None:
-        """Check and set the device and the domain. Call this after `take`."""
-        shared = self.shared_receive
-        queue = None if shared is None else (shared.domain_state,)
-        self.domain = DomainChoice(domain, self._call, queue)
-        self._requirement = self.domain.requirement(device)
-        self.domain.require_usable()
+    def left(self) -> float | None:
+        """Return the seconds that remain for the steps; None: no limit."""
+        end = self.end()
+        return None if end is None else end - time.monotonic()
 
     async def look_up(self) -> Routes:
         """Return the numeric addresses of the host, and of the source, within the time limit."""
@@ -432,12 +367,11 @@ class _Attempt:
 
     def _limited(self) -> AbstractContextManager[object]:
         """Limit the time of a call in a worker, which may have to wait for a free one."""
-        end = self.end()
-        return anyio.fail_after(None if end is None else end - time.monotonic())
+        return anyio.fail_after(self.left())
 
-    def _timed_out(self) -> ConnectTimeoutError:
+    def _timed_out(self, why: str = "") -> ConnectTimeoutError:
         return ConnectTimeoutError(
-            f"connect to {self.target}: {self.step} took longer than {self.timeout:g} s{self._late}"
+            f"connect to {self.target}: {self.step} took longer than {self.timeout:g} s{why}"
         )
 
     def _refused(self, error: VerbsCallError) -> RdmaConnectionError:
@@ -551,8 +485,6 @@ class _Attempt:
     ) -> bytes:
         handshake = endpoint.handshake
         self.step = "waiting for the peer to accept"
-        if endpoint.hub.is_iwarp:
-            self._late = NOT_ACCEPTED
         handshake.limit(self.end())
         try:
             if handshake.state is _S.CONNECTING and endpoint.cause is None:
@@ -565,7 +497,7 @@ class _Attempt:
         except BaseException as error:
             await self._undo(endpoint, error)
             if isinstance(error, TimeoutError) and not isinstance(error, RdmaConnectionError):
-                raise self._timed_out() from None
+                raise self._timed_out(NOT_ACCEPTED if endpoint.hub.is_iwarp else "") from None
             if isinstance(error, VerbsCallError):
                 raise _refused_call(f"connect to {self.target}", error) from error
             raise

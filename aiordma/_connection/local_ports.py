@@ -1,7 +1,6 @@
 """Which attempts to connect or to listen are worth another local port."""
 
 import errno
-import time
 
 from aiordma._base.errors import AddressError, RdmaConnectionError, VerbsCallError
 
@@ -21,12 +20,10 @@ class LocalPorts:
 
     Args:
         source: the local (host, port). A port that the program chose, so not 0, has no substitute.
-        timeout: seconds for all attempts together; None: no limit.
     """
 
-    def __init__(self, source: tuple[str, int] | None, timeout: float | None = None) -> None:
+    def __init__(self, source: tuple[str, int] | None) -> None:
         self._source = source
-        self._end = None if timeout is None else time.monotonic() + timeout
         self._failed = 0
 
     def has_another(self, error: BaseException) -> bool:
@@ -39,8 +36,4 @@ class LocalPorts:
         if isinstance(error, AddressError) and error.errno == errno.EADDRNOTAVAIL:
             return False  # the source is an address of another machine
         self._failed += 1
-        return (
-            (self._source is None or self._source[1] == 0)
-            and self._failed < MOST_ATTEMPTS
-            and (self._end is None or time.monotonic() < self._end)
-        )
+        return (self._source is None or self._source[1] == 0) and self._failed < MOST_ATTEMPTS

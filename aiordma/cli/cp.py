@@ -20,7 +20,6 @@ from aiordma.cli.options import KEEPALIVE, DeviceName, Port, check_device, finit
 from aiordma.cli.rcopy import PORT, RcopyError
 from aiordma.cli.running import run_command
 from aiordma.streams import Stream, connect_stream, listen_stream
-from aiordma.streams.opening import StreamSettings, connect_within
 
 __all__ = ("cp", "split_target")
 
@@ -110,13 +109,7 @@ async def _send(
 ) -> None:
     check_device(device)
     try:
-        async with connect_within(
-            StreamSettings(connect_stream, {}),
-            host,
-            port,
-            timeout=timeout,
-            device=device,
-        ) as stream:
+        async with connect_stream(host, port, timeout=timeout, device=device) as stream:
             started = time.perf_counter()
             with rich.progress.Progress(
                 *rich.progress.Progress.get_default_columns(),

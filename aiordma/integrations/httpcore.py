@@ -17,7 +17,7 @@ from anyio.streams.tls import TLSAttribute, TLSStream
 
 from aiordma._base.provider import Requirement
 from aiordma.streams import Stream, StreamOptions, connect_stream
-from aiordma.streams.opening import StreamSettings, connect_within
+from aiordma.streams.opening import StreamSettings
 
 __all__ = ("StreamBackend", "StreamTransport")
 
@@ -145,13 +145,8 @@ class StreamBackend(httpcore.AsyncNetworkBackend):
         """
         source = None if local_address is None else (local_address, 0)
         with _translated(_CONNECT):
-            stream = await connect_within(
-                StreamSettings(connect_stream, self._options),
-                host,
-                port,
-                source=source,
-                timeout=timeout,
-                device=self._device,
+            stream = await connect_stream(
+                host, port, source=source, timeout=timeout, device=self._device, **self._options
             )
         return _NetworkStream(stream, stream)
 

@@ -30,10 +30,9 @@ from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
-from aiordma._connection.connector import PeerAddresses
+from aiordma._connection.connector import Attempt, LocalAddresses, to_first
 from aiordma._connection.listener import Listener, listen_with
 from aiordma._connection.local_ports import LocalPorts
-from aiordma._connection.several_addresses import SharedSeconds
 from aiordma.streams.ending import ClosesOnceDrained
 from aiordma.streams.path import CONTROL_SLOTS
 from aiordma.streams.protocol import CREDIT_LIMIT
@@ -46,7 +45,6 @@ __all__ = (
     "StreamSettings",
     "connect_rsocket",
     "connect_stream",
-    "connect_within",
     "listen_for_rsockets",
     "listen_stream",
 )
@@ -160,10 +158,8 @@ async def connect_stream(
 
     Args:
         host, port, source, device: as of `aiordma.connect`.
-        timeout: seconds for the address and the route, and again for the peer's answer; None: no
-            limit. Each address of a name gets an equal part of what remains of both. While time
-            for the answer remains, an aiordma listener whose backlog is full is tried again, as a
-            client of TCP does, too.
+        timeout: same as `aiordma.connect`. While time remains, an aiordma listener whose backlog is
+            full is tried again, as a client of TCP does, too.
         buffer_size: bytes that the peer can send before this side has received them; as many again
             are used for sending. 4 KiB to 1 GiB. None: 256 KiB, and 1 MiB once they were full
             several times.
@@ -185,23 +181,6 @@ async def connect_stream(
     """
     settings = StreamSettings(connect_stream, options)
     return Stream(*await connect_rsocket(settings, host, port, source, timeout, device))
-
-
-@opens
-async def connect_within(
-    settings: StreamSettings,
-    host: str,
-    port: int,
-    *,
-    source: tuple[str, int] | None = None,
-    timeout: float | None,
-    device: str,
-) -> Stream:
-    """Connect a stream as `connect_stream` does, but with a `timeout` for all steps together."""
-    connected = await connect_rsocket(
-        settings, host, port, source, timeout, device, is_whole_limit=True
-    )
-    return Stream(*connected)
 
 
 class _FullBacklog:
@@ -238,7 +217,7 @@ class _FullBacklog:
     def explain(self, error: BaseException) -> None:
         """Add to the text of an attempt's error that waiting has taken a part of the time."""
         if self._waited and isinstance(error, ConnectTimeoutError):
-            waited = f"before that, the listener's backlog was full for {self._waited:.3g} s"
+            waited = f"the listener's backlog was full for {self._waited:.3g} s of that time"
             error.args = (f"{str(error).removesuffix(NOT_ACCEPTED)}; {waited}",)
 
 
@@ -306,23 +285,11 @@ async def connect_rsocket(
     timeout: float | None = 30.0,
     device: str = "auto",
     check: Callable[[Connection], object] = lambda _: None,
-    is_whole_limit: bool = False,
 ) -> tuple[Connection, Rsocket]:
     """Do the work of `connect_stream`. `check` is called with the connection before it is
-    established, and can raise. With `is_whole_limit`, `timeout` is for all steps together, as of
-    `aiordma.connect`."""
-    addresses = PeerAddresses(
-        settings.call,
-        settings.options,
-        host,
-        port,
-        source=source,
-        timeout=timeout,
-        device=device,
-    )
-    answering = addresses.seconds if is_whole_limit else SharedSeconds(addresses.timeout)
+    established, and can raise."""
 
-    async def establish(connection: Connection, address: str) -> Rsocket:
+    async def establish(connection: Connection, target: str) -> Rsocket:
         async with _closed_on_failure(connection):
             check(connection)
             rsocket = settings.rsocket(connection)
@@ -332,30 +299,29 @@ async def connect_rsocket(
         await connection.establish(private_data=rsocket.hello())
         del connecting
         async with _closed_on_failure(connection):
-            with _naming(f"connect to {addresses.target(address)}"):
+            with _naming(f"connect to {target}"):
                 rsocket.start(connection.private_data)
             rsocket.begin(is_first=True)
         return rsocket
 
-    async def connect_to(address: str, left: int) -> tuple[Connection, Rsocket]:
-        preparing = SharedSeconds(addresses.share(left))
-        answer = preparing if is_whole_limit else SharedSeconds(answering.share(left))
-        ports, waits = LocalPorts(source, preparing.share(1)), _FullBacklog()
+    async def connect_to(
+        attempt: Attempt, address: str, local: LocalAddresses
+    ) -> tuple[Connection, Rsocket]:
+        ports, waits = LocalPorts(source), _FullBacklog()
         while True:
-            connection = await addresses.prepare(address, preparing, answer)
+            connection = await attempt.prepare(address, local)
             try:
-                with answering, answer:
-                    return connection, await establish(connection, address)
+                return connection, await establish(connection, attempt.target)
             except Exception as error:
-                if waits.has_another(error, answer.share(1)):
-                    ports = LocalPorts(source, preparing.share(1))
+                if waits.has_another(error, attempt.left()):
+                    ports = LocalPorts(source)
                 elif not ports.has_another(error):
                     waits.explain(error)
                     raise
-            with answering, answer:
-                await waits.pause()
+            await waits.pause()
 
-    return await addresses.connected(connect_to)
+    begin = partial(Attempt, settings.call, settings.options, host, port, source, timeout, device)
+    return await to_first(begin, connect_to)
 
 
 @opens

@@ -12,10 +12,13 @@ from contextvars import copy_context
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+import anyio
+
 from aiordma._base.arguments import optional_seconds, whole_number, wrong_type
 from aiordma._base.errors import (
     BusyError,
     ClosedError,
+    ConnectTimeoutError,
     DeviceRemovedError,
     VerbsCallError,
     cause_text,
@@ -369,8 +372,7 @@ async def create_connection(
         server_hostname: the name that the peer's certificate must have; None: `host`.
         ssl_handshake_timeout: seconds for the TLS handshake; None: 60.
         ssl_shutdown_timeout: seconds for the end of TLS before the transport is aborted; None: 30.
-        timeout: as of `connect_stream`, but it does not limit the lookup of the name.
-        device, options: as of `connect_stream`.
+        timeout, device, options: as of `connect_stream`.
 
     Raises:
         as `connect_stream`.
@@ -395,15 +397,21 @@ async def create_connection(
     host, port = checked_host(host, "host", call), checked_service(port, "port", call)
     local = _checked_local(local_addr, call)
     limit = optional_seconds(timeout, "timeout", call)
-    # Each address has its part twice: for the address and the route, and for the peer's answer.
-    shared = SharedSeconds(None if limit is None else 2 * limit)
+    shared = SharedSeconds(limit)
     Requirement(device, call)
 
-    found = await addresses_of(host, port, family, flags)
+    try:
+        with shared, anyio.fail_after(limit):
+            found = await addresses_of(host, port, family, flags)
+            bindable = None if local is None else await addresses_of(*local, family, flags)
+    except TimeoutError:
+        raise ConnectTimeoutError(
+            f"connect to {host}:{port}: looking up the name took longer than {limit:g} s"
+        ) from None
     number = found[0][1]
     routes = Routes(
         [address for address, _ in found],
-        None if local is None else await addresses_of(*local, family, flags),
+        bindable,
         lambda address: f"{address}:{number}",
         f"local_addr={local_addr!r}",
     )
@@ -412,7 +420,7 @@ async def create_connection(
         async def connect_from(source: SocketAddress | None) -> tuple[Connection, Rsocket]:
             with shared:
                 return await connect_rsocket(
-                    settings, address, number, source, shared.share(2 * left), device
+                    settings, address, number, source, shared.share(left), device
                 )
 
         return await first_bound(routes.locals(address), connect_from)

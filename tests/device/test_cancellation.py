@@ -227,12 +227,12 @@ async def test_an_abandoned_request_whose_connection_is_closed_releases_its_memo
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
 
-    class Recorded(connector._Attempt):
+    class Recorded(connector.Attempt):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(connector, "_Attempt", Recorded)
+    monkeypatch.setattr(connector, "Attempt", Recorded)
     return made
 
 

@@ -112,6 +112,37 @@ async def test_valkeys_client_tries_every_address(monkeypatch: pytest.MonkeyPatc
     assert not reactor_in_use()
 
 
+# -- the time limit -------------------------------------------------------------------------------
+
+CONNECT = [aiordma.connect, streams.connect_stream, connect_asyncio, valkey.open_connection]
+
+
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
+@pytest.mark.natively
+@pytest.mark.parametrize("connect", CONNECT)
+async def test_lookup_and_answer_share_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    names(monkeypatch, ADDRESS, seconds=1.0)
+    async with aiordma.listen(ADDRESS, 0) as listener:  # and accepts no request
+        began = time.monotonic()
+        with pytest.raises(aiordma.ConnectTimeoutError, match="accept took longer than"):
+            await connect(MANY, listener.port, timeout=1.5)
+        assert 1.4 < time.monotonic() - began < 2.3  # 2.5 if each had all of it
+    await until(lambda: not reactor_in_use())
+
+
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
+@pytest.mark.natively
+@pytest.mark.parametrize("connect", CONNECT)
+async def test_slow_lookup_ends_at_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    names(monkeypatch, ADDRESS, seconds=1.0)
+    with pytest.raises(aiordma.ConnectTimeoutError, match=r"up the name took longer than 0\.2 s"):
+        await connect(MANY, 7471, timeout=0.2)
+
+
 # -- streams --------------------------------------------------------------------------------------
 
 
@@ -173,10 +204,7 @@ def refuse_device(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
 
 
 @pytest.mark.natively
-@pytest.mark.parametrize(
-    "connect",
-    [aiordma.connect, streams.connect_stream, connect_asyncio, valkey.open_connection],
-)
+@pytest.mark.parametrize("connect", CONNECT)
 async def test_peers_error_comes_before_that_of_no_device(
     monkeypatch: pytest.MonkeyPatch, connect: Connect
 ) -> None:
@@ -189,10 +217,7 @@ async def test_peers_error_comes_before_that_of_no_device(
 
 
 @pytest.mark.natively
-@pytest.mark.parametrize(
-    "connect",
-    [aiordma.connect, streams.connect_stream, connect_asyncio, valkey.open_connection],
-)
+@pytest.mark.parametrize("connect", CONNECT)
 async def test_no_device_for_any_address_is_the_error_of_one(
     monkeypatch: pytest.MonkeyPatch, connect: Connect
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 import aiordma
 from aiordma import streams
 from aiordma._requests.registrations import MAX_BYTES
+from aiordma.integrations import valkey
 from aiordma.streams.rsocket import CLOSE_TIMEOUT
 from docs.site import promises
 from tests.unit.sources import ROOT
@@ -33,9 +34,11 @@ OPTIONS = aiordma.ConnectionOptions()
 @pytest.mark.parametrize(
     ("wait", "seconds"),
     [
-        ("`connect`, all steps", default(aiordma.connect, "timeout")),
+        ("`connect`, `connect_stream`", default(aiordma.connect, "timeout")),
+        ("`connect`, `connect_stream`", default(streams.connect_stream, "timeout")),
+        ("`connect`, `connect_stream`", default(streams.create_connection, "timeout")),
+        ("`connect`, `connect_stream`", default(valkey.open_connection, "timeout")),
         ("`prepare_connection`", default(aiordma.prepare_connection, "timeout")),
-        ("`prepare_connection`", default(streams.connect_stream, "timeout")),
         ("`accept`, `serve`", default(aiordma.listen, "accept_timeout")),
         ("`accept`, `serve`", default(streams.listen_stream, "accept_timeout")),
         ("`reconnecting`", default(aiordma.reconnecting, "attempts")),

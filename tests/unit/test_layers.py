@@ -97,7 +97,6 @@ def test_only_the_event_loop_modules_import_an_event_loop() -> None:
         f"{PACKAGE}.integrations.dask.backend",
         f"{PACKAGE}.integrations.dask.channel",
         f"{PACKAGE}.integrations.valkey.channel",
-        f"{PACKAGE}.integrations.valkey.client",
         f"{PACKAGE}.integrations.valkey.opening",
         f"{PACKAGE}.streams.server",
         f"{PACKAGE}.streams.transport",

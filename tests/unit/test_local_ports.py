@@ -47,8 +47,3 @@ def test_other_errors_take_no_attempt() -> None:
 
 def test_port_of_the_programs_own_has_no_substitute() -> None:
     assert not LocalPorts(("10.1.1.1", 7471)).has_another(IN_USE)
-
-
-def test_attempts_share_the_timeout() -> None:
-    assert LocalPorts(None, 100).has_another(IN_USE)
-    assert not LocalPorts(None, 0.0).has_another(IN_USE)

@@ -1,6 +1,5 @@
 """valkey-py's connection over RDMA."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,15 +45,9 @@ class RdmaConnection(Connection):
         return [*pieces, ("transport", "rdma")]
 
     def _connection_arguments(self) -> Mapping[str, Any]:
-        named = {"device": self.device, "timeout": self._connect_seconds}
+        given = self.socket_connect_timeout
+        named = {"device": self.device, "timeout": 30.0 if given is None else given}
         return {**super()._connection_arguments(), **named, **self.rdma}
 
-    @property
-    def _connect_seconds(self) -> float:
-        return 30.0 if self.socket_connect_timeout is None else self.socket_connect_timeout
-
     async def _connect(self) -> None:
-        # `open_connection` shares its limit out among the addresses of the name. This one is of the
-        # whole, as of valkey-py's connections.
-        async with asyncio.timeout(self._connect_seconds):
-            self._reader, self._writer = await open_connection(**self._connection_arguments())
+        self._reader, self._writer = await open_connection(**self._connection_arguments())

@@ -1,6 +1,7 @@
 """Connects to a Valkey server, with asyncio's reader and writer over the channel."""
 
 import asyncio
+from functools import partial
 from typing import NoReturn, TypedDict, Unpack
 
 import anyio
@@ -9,8 +10,7 @@ from aiordma._base.arguments import seconds_within, whole_number
 from aiordma._base.errors import ConnectTimeoutError
 from aiordma._base.options import ConnectionOptions
 from aiordma._connection.connection import Connection
-from aiordma._connection.connector import PeerAddresses
-from aiordma._connection.several_addresses import SharedSeconds
+from aiordma._connection.connector import Attempt, LocalAddresses, to_first
 from aiordma._endpoint.capabilities import require_immediate
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma.integrations.valkey.channel import (
@@ -87,9 +87,7 @@ async def open_connection(
         host, source, device: as of `aiordma.connect`.
         port: the server's `rdma-port`.
         limit: as of asyncio.open_connection.
-        timeout: seconds for the address and the route, again for the server's answer, and again for
-            its first control message; None: no limit. Each address of a name gets an equal part of
-            what remains.
+        timeout: same as `aiordma.connect`. The last step is the server's first control message.
         buffer_size: bytes that the server can send before this side has read them: 64 KiB to
             16 MiB, as of the server's `rdma-rx-size`.
         close_timeout: seconds in which a close waits until the server's device has everything that
@@ -121,55 +119,43 @@ async def open_connection(
         _MOST_CLOSE_TIMEOUT,
         call,
     )
-    addresses = PeerAddresses(
-        call,
-        ConnectionOptions._of(
-            open_connection,
-            ValkeyOptions.__annotations__,
-            options,
-            receive_buffers=RECEIVES,
-            receive_size=CONTROL_BYTES,
-            max_send_wr=DATA_SLOTS + CONTROL_SLOTS,
-            rnr_retry_count=7,
-            responder_resources=0,
-            initiator_depth=0,
-        ),
-        host,
-        port,
-        source=source,
-        timeout=timeout,
-        device=device,
+    chosen = ConnectionOptions._of(
+        open_connection,
+        ValkeyOptions.__annotations__,
+        options,
+        receive_buffers=RECEIVES,
+        receive_size=CONTROL_BYTES,
+        max_send_wr=DATA_SLOTS + CONTROL_SLOTS,
+        rnr_retry_count=7,
+        responder_resources=0,
+        initiator_depth=0,
     )
-    answering, announcing = SharedSeconds(addresses.timeout), SharedSeconds(addresses.timeout)
 
-    async def connect_to(address: str, left: int) -> tuple[Connection, ValkeyChannel]:
-        seconds = announcing.share(left)
-        connection = await addresses.prepare(
-            address, SharedSeconds(addresses.share(left)), SharedSeconds(answering.share(left))
-        )
+    async def connect_to(
+        attempt: Attempt, address: str, local: LocalAddresses
+    ) -> tuple[Connection, ValkeyChannel]:
+        connection = await attempt.prepare(address, local)
         try:
             require_immediate(connection._endpoint)
             channel = ValkeyChannel(connection, buffer_bytes, close_timeout)
-            with answering:
-                await connection.establish()
+            await connection.establish()
             try:
-                with announcing, anyio.fail_after(seconds):
+                with anyio.fail_after(attempt.left()):
                     await channel.begin()
             except TimeoutError:
                 raise ConnectTimeoutError(
-                    f"connect to {addresses.target(address)}: the peer accepted, and announced no "
-                    f"memory within {seconds:g} s: it may be no Valkey server"
+                    f"connect to {attempt.target}: the peer accepted, and announced no memory "
+                    f"within {attempt.timeout:g} s: it may be no Valkey server"
                 ) from None
             except ValkeyProtocolError as error:
-                raise ValkeyProtocolError(
-                    f"connect to {addresses.target(address)}: {error}"
-                ) from None
+                raise ValkeyProtocolError(f"connect to {attempt.target}: {error}") from None
         except BaseException:
             await connection.aclose()
             raise
         return connection, channel
 
-    connection, channel = await addresses.connected(connect_to)
+    begin = partial(Attempt, call, chosen, host, port, source, timeout, device)
+    connection, channel = await to_first(begin, connect_to)
     reader = asyncio.StreamReader(limit=limit, loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
     transport = ValkeyTransport(loop, connection, channel, protocol)
