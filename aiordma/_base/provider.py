@@ -14,6 +14,7 @@ from typing import Any
 
 from aiordma._base.arguments import text
 from aiordma._base.errors import (
+    AddressError,
     DeviceRequirementError,
     ForkError,
     NoDeviceError,
@@ -306,16 +307,26 @@ class Requirement:
                 f"for {address}: {why}. `aiordma doctor {address}` says what to do"
             )
 
-    def check_kind(self, device: str, kind: str) -> None:
-        """Check the kind of a device that reaches the address.
+    def check(self, device: str, kind: str, what: str) -> None:
+        """Check that the device that has or reaches an address may be used.
+
+        Args:
+            device, kind: the device's name and kind.
+            what: the operation with the address, for the errors.
 
         Raises:
-            DeviceRequirementError: it is of another kind than the required one.
+            AddressError: another device is required by name.
+            DeviceRequirementError: the device is of another kind than the required one.
         """
+        if self.name not in (None, device):
+            raise AddressError(
+                f"{what}: {device} is the device of this address, not {self.name}, which was "
+                "asked for"
+            )
         if self.name is None and not self.permits(device, kind):
             raise DeviceRequirementError(
-                f"{self.text} does not permit {device}, the device that would be used: its kind is "
-                f"{kind!r}. `aiordma info` lists the devices and their kinds"
+                f"{what}: {self.text} does not permit {device}, the device of this address: its "
+                f"kind is {kind!r}. `aiordma info` lists the devices and their kinds"
             )
 
 

@@ -456,13 +456,8 @@ class Attempt:
             raise _unbound(f"connect to {self.target}", error, source) from error
         await self._until(_S.RESOLVING_ROUTE, reactor, handshake)
         hub = await reactor.hub(identifier)
-        wanted = self._requirement.name
-        if wanted is not None and hub.context.device_name != wanted:
-            raise AddressError(
-                f"connect to {self.target}: {hub.context.device_name} reaches that address, "
-                f"not {wanted}, which was asked for"
-            )
-        self._requirement.check_kind(hub.context.device_name, hub.context.kind)
+        context = hub.context
+        self._requirement.check(context.device_name, context.kind, f"connect to {self.target}")
         _check_time(handshake)
         self.step = "resolving the route"
         try:

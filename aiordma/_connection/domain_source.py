@@ -1,7 +1,6 @@
 """open_domain(): a protection domain on the device that has, or reaches, an address."""
 
 import errno
-import ipaddress
 
 import anyio
 
@@ -13,9 +12,9 @@ from aiordma._base.provider import Provider, Requirement
 from aiordma._connection.domain import Domain
 from aiordma._connection.event_waiter import EventWaiter
 from aiordma._endpoint.domain_state import DomainState, make_raw
-from aiordma._runtime.address_lookup import checked_host, numeric_address
+from aiordma._runtime.address_lookup import checked_host, device_address
 from aiordma._runtime.device_choice import with_device
-from aiordma._runtime.identifiers import milliseconds, new_identifier
+from aiordma._runtime.identifiers import hub_of, milliseconds, new_identifier
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs.identifier import Identifier
 
@@ -59,24 +58,13 @@ async def open_domain(
     host = checked_host(host, "host", call)
     timeout = optional_seconds(timeout, "timeout", call)
     requirement = Requirement(device, call)
-    wanted = requirement.name
-    numeric = await numeric_address(host)
-    if ipaddress.ip_address(numeric).is_unspecified:
-        raise ValueError(
-            f"{call}(): host={host!r}: a domain belongs to one device; give the address of its "
-            "interface (`rdma link` lists devices and their interfaces)"
-        )
+    numeric = await device_address(host, call)
+    what = f"open_domain({host!r})"
 
     async def attempt(provider: Provider) -> Domain:
         async with new_identifier(provider) as (reactor, identifier):
-            await _find_device(reactor, identifier, host, numeric, timeout)
-            hub = await reactor.hub(identifier)
-            name = hub.context.device_name
-            if wanted is not None and name != wanted:
-                raise AddressError(
-                    f"open_domain: {host} belongs to {name}, not to {wanted}, which was asked for"
-                )
-            requirement.check_kind(name, hub.context.kind)
+            await _find_device(reactor, identifier, what, numeric, timeout)
+            hub = await hub_of(reactor, identifier, requirement, what)
             raw = await make_raw(reactor, hub)
         # From here the domain owns the identifier.
         return Domain(DomainState(reactor, hub, raw, identifier))
@@ -91,10 +79,9 @@ async def open_domain(
 
 
 async def _find_device(
-    reactor: Reactor, identifier: Identifier, host: str, numeric: str, timeout: float | None
+    reactor: Reactor, identifier: Identifier, what: str, numeric: str, timeout: float | None
 ) -> None:
     """Bind the identifier to the device that has the address, or else reaches it."""
-    what = f"open_domain({host!r})"
     try:
         identifier.bind(numeric, 0)
     except VerbsCallError as error:
@@ -108,5 +95,3 @@ async def _find_device(
         except VerbsCallError as refused:
             raise AddressError._of_call(what, refused) from refused
         await waiter.until(CmEventType.ADDR_RESOLVED)
-    if not identifier.device_key:
-        raise AddressError._unreached(f"{what}: that is not the address of an RDMA device")

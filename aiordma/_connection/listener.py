@@ -125,7 +125,8 @@ async def listen(
     Raises:
         NoDeviceError: a real device is required by name, and there is no such device.
         DeviceRequirementError: `device` does not permit the device that has the address.
-        AddressError: the host's name does not resolve.
+        AddressError: the host's name does not resolve, or another device than the required one has
+            the address.
         TypeError, ValueError: an argument is invalid; the message names it and the expected value.
         VerbsCallError: the address or port is not available, or there are no file descriptors left;
             the message says why.
@@ -209,7 +210,7 @@ async def listen_with(
             identifier.bind(numeric, port)
             if identifier.device_key:
                 with borrowed_context(identifier) as context:
-                    requirement.check_kind(context.device_name, context.kind)
+                    requirement.check(context.device_name, context.kind, f"{call}({host!r})")
             # The kernel silently drops requests beyond its backlog. The listener's own, smaller
             # backlog rejects them before that.
             identifier.listen(backlog + KERNEL_BACKLOG_RESERVE)

@@ -3,7 +3,6 @@
 import anyio
 
 from aiordma._base.arguments import whole_number, wrong_type
-from aiordma._base.errors import AddressError
 from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionOptions, check_queue
 from aiordma._base.provider import Provider, Requirement
@@ -14,9 +13,9 @@ from aiordma._connection.shared_settings import MOST_WORK_REQUESTS, SharedReceiv
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.threads import ACCEPTS
-from aiordma._runtime.address_lookup import checked_host, numeric_address
+from aiordma._runtime.address_lookup import checked_host, device_address
 from aiordma._runtime.device_choice import with_device
-from aiordma._runtime.identifiers import new_identifier
+from aiordma._runtime.identifiers import hub_of, new_identifier
 from aiordma.verbs import ProtectionDomain
 
 __all__ = ("ListenerReceives", "open_shared_receive")
@@ -88,7 +87,7 @@ async def open_shared_receive(
     if buffers > wanted_depth:
         raise ValueError(f"{call}(): buffers={buffers} is not in 0..{wanted_depth} (the depth)")
     settings = SharedReceiveSettings(wanted_depth, max_sge, buffers, buffer_size, comp_vector, cqe)
-    numeric = await numeric_address(host)
+    numeric = await device_address(host, call)
 
     async def attempt(provider: Provider) -> SharedReceiveQueue:
         return await _open(provider, host, numeric, requirement, settings, choice)
@@ -106,18 +105,7 @@ async def _open(
 ) -> SharedReceiveQueue:
     async with new_identifier(provider) as (reactor, identifier):
         identifier.bind(numeric, 0)
-        if not identifier.device_key:
-            raise AddressError(
-                f"{host} is not the address of one RDMA device: a shared receive queue belongs "
-                "to one"
-            )
-        hub = await reactor.hub(identifier)
-        wanted = requirement.name
-        if wanted is not None and hub.context.device_name != wanted:
-            raise AddressError(
-                f"{host} is on {hub.context.device_name}, not on {wanted}, which was asked for"
-            )
-        requirement.check_kind(hub.context.device_name, hub.context.kind)
+        hub = await hub_of(reactor, identifier, requirement, f"open_shared_receive({host!r})")
         domain = await choice.on(reactor, hub)
     shared = SharedReceiveEndpoint(reactor, hub, settings, identifier, domain)
     try:

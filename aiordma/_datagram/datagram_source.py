@@ -1,6 +1,5 @@
 """open_datagram(): a datagram socket at a port of a local address."""
 
-import ipaddress
 from dataclasses import fields
 
 from aiordma._base.arguments import whole_number
@@ -9,7 +8,7 @@ from aiordma._base.connection_parameters import (
     check_private_data,
 )
 from aiordma._base.enums import PortSpace
-from aiordma._base.errors import AddressError, NotSupportedError
+from aiordma._base.errors import NotSupportedError
 from aiordma._base.opening import opens
 from aiordma._base.options import (
     ConnectionKeywords,
@@ -20,9 +19,9 @@ from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._datagram.datagram import Datagram
 from aiordma._datagram.endpoint import DatagramEndpoint
 from aiordma._datagram.peer import MOST_QKEY, UDP_QKEY
-from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
+from aiordma._runtime.address_lookup import checked_host, checked_port, device_address
 from aiordma._runtime.device_choice import with_device
-from aiordma._runtime.identifiers import new_identifier
+from aiordma._runtime.identifiers import hub_of, new_identifier
 from aiordma.verbs.address import MOST_GID_INDEX, MOST_SERVICE_LEVEL
 
 __all__ = ("open_datagram",)
@@ -131,12 +130,7 @@ async def open_datagram(
     choice = DomainChoice(domain, call)
     requirement = choice.requirement(device)
     choice.require_usable()
-    numeric = await numeric_address(host)
-    if ipaddress.ip_address(numeric).is_unspecified:
-        raise ValueError(
-            f"host={host!r}: a datagram socket belongs to one device; give the address of its "
-            "interface (`rdma link` lists devices and their interfaces)"
-        )
+    numeric = await device_address(host, call)
 
     async def attempt(provider: Provider) -> Datagram:
         endpoint = await _bound(
@@ -183,16 +177,10 @@ async def _bound(
     """Return an endpoint without a queue pair, on the device that has the address."""
     async with new_identifier(provider, PortSpace.UDP) as (reactor, identifier):
         identifier.bind(numeric, port)
-        if not identifier.device_key:
-            raise AddressError._unreached(f"{numeric} is not the address of an RDMA device")
-        hub = await reactor.hub(identifier)
-        name, wanted = hub.context.device_name, requirement.name
-        if wanted is not None and name != wanted:
-            raise AddressError(f"{numeric} is {name}'s, not {wanted}'s, which was asked for")
-        requirement.check_kind(name, hub.context.kind)
+        hub = await hub_of(reactor, identifier, requirement, f"open_datagram({numeric!r})")
         if not hub.attributes.max_ah:
             # Devices without address handles (iWARP) have no UD queue pairs either.
-            raise NotSupportedError(f"datagrams: {name} has none (max_ah 0)")
+            raise NotSupportedError(f"datagrams: {hub.context.device_name} has none (max_ah 0)")
         domain = await choice.on(reactor, hub)
     # From here the endpoint owns the identifier.
     endpoint = DatagramEndpoint(

@@ -1,5 +1,6 @@
 """Resolves names to addresses without blocking the loop, also by librdmacm, and lists devices."""
 
+import ipaddress
 import os
 import socket
 from collections.abc import Callable
@@ -23,6 +24,7 @@ __all__ = (
     "checked_host",
     "checked_port",
     "checked_service",
+    "device_address",
     "devices",
     "known_address",
     "numeric_address",
@@ -321,6 +323,22 @@ async def numeric_address(host: str, family: int = socket.AF_UNSPEC) -> str:
         AddressError: the name does not resolve.
     """
     return (await addresses_of(host, 0, family))[0][0]
+
+
+async def device_address(host: str, call: str) -> str:
+    """Resolve a name as `numeric_address` does, to an address that belongs to one device.
+
+    Raises:
+        AddressError: the name does not resolve.
+        ValueError: the address is every local address.
+    """
+    numeric = await numeric_address(host)
+    if ipaddress.ip_address(numeric).is_unspecified:
+        raise ValueError(
+            f"{call}(): host={host!r}: expected the address of one device's interface (`rdma link` "
+            "lists devices and their interfaces)"
+        )
+    return numeric
 
 
 def known_address(host: str, port: int) -> SocketAddress | None:

@@ -4,12 +4,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aiordma._base.enums import PortSpace
-from aiordma._base.provider import Provider
+from aiordma._base.errors import AddressError
+from aiordma._base.provider import Provider, Requirement
 from aiordma._loop.threads import Once, outwait
+from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import Reactor, reactor_of
 from aiordma.verbs.identifier import Identifier
 
-__all__ = ("ROUTE_TIMEOUT_MS", "drop", "milliseconds", "new_identifier")
+__all__ = ("ROUTE_TIMEOUT_MS", "drop", "hub_of", "milliseconds", "new_identifier")
 
 ROUTE_TIMEOUT_MS = 2000
 """Timeout of one query to InfiniBand's subnet manager, which is repeated. Ethernet has no query."""
@@ -41,6 +43,22 @@ async def new_identifier(
     except BaseException:
         await drop(reactor, identifier)
         raise
+
+
+async def hub_of(
+    reactor: Reactor, identifier: Identifier, requirement: Requirement, what: str
+) -> DeviceHub:
+    """Return the hub of the device that a bound identifier has.
+
+    Raises:
+        as `Requirement.check`, whose `what` it takes, and as `Reactor.hub`.
+        AddressError: the identifier has no device.
+    """
+    if not identifier.device_key:
+        raise AddressError._unreached(f"{what}: that is not the address of an RDMA device")
+    hub = await reactor.hub(identifier)
+    requirement.check(hub.context.device_name, hub.context.kind, what)
+    return hub
 
 
 async def drop(reactor: Reactor, identifier: Identifier) -> None:

@@ -27,7 +27,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("qkey=4294967296 is not in 0", {"qkey": 1 << 32}),
     ("most_handles=0 is not in 1", {"most_handles": 0}),
     ("receive_buffers=-1 is not in 0", {"receive_buffers": -1}),
-    ("host='0.0.0.0': a datagram socket belongs to one device", {"host": "0.0.0.0"}),
+    ("host='0.0.0.0': expected the address of one device", {"host": "0.0.0.0"}),
     ("port", {"port": 65536}),
 ]
 

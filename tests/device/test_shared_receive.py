@@ -342,7 +342,7 @@ async def test_arguments_are_refused_before_anything_is_made() -> None:
     for options, message in refused:
         with pytest.raises(ValueError, match=message):
             await aiordma.open_shared_receive(ADDRESS, **options)
-    with pytest.raises(aiordma.AddressError, match=r"0\.0\.0\.0 is not the address of one"):
+    with pytest.raises(ValueError, match="expected the address of one device"):
         await aiordma.open_shared_receive("0.0.0.0")
     with pytest.raises((aiordma.AddressError, aiordma.NoDeviceError)):
         await aiordma.open_shared_receive(ADDRESS, device="nothing0")

@@ -358,13 +358,16 @@ def test_classes_permit_kinds(device: str, monkeypatch: pytest.MonkeyPatch) -> N
     for kind in PERMITTED["auto"]:
         assert requirement.permits("dev0", kind) is (kind in PERMITTED[device])
         if kind in PERMITTED[device]:
-            requirement.check_kind("dev0", kind)
+            requirement.check("dev0", kind, "listen")
         else:
-            with pytest.raises(DeviceRequirementError, match=f"dev0.*{kind}"):
-                requirement.check_kind("dev0", kind)
+            with pytest.raises(DeviceRequirementError, match=f"^listen: .*dev0.*{kind}"):
+                requirement.check("dev0", kind, "listen")
 
 
 def test_names_permit_one_device() -> None:
     for name, kind in (("software", "software"), ("rxe0", "roce")):
         assert Requirement(name).permits(name, kind)
         assert not Requirement(name).permits("siw0", "iwarp")
+        Requirement(name).check(name, kind, "listen")
+        with pytest.raises(AddressError, match=f"^listen: siw0 .*, not {name}, which was asked"):
+            Requirement(name).check("siw0", "iwarp", "listen")
