@@ -4,8 +4,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
-from types import GenericAlias
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, final
+from typing import Any, ClassVar, Protocol, Self, TypeVar, final
 
 from aiordma._base.arguments import Buffer
 from aiordma._base.ranges import RemoteMemory
@@ -14,7 +13,6 @@ from aiordma._requests.request import Holdable, RequestOwner
 from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.memory import MemorySlice
 
-_Entry = TypeVar("_Entry")
 _Function = TypeVar("_Function")
 _Result = TypeVar("_Result")
 
@@ -274,20 +272,19 @@ class StreamTransfer:
     def __next__(self) -> Any: ...
 
 @final
-class InFlightTable(Generic[_Entry]):
-    """The entries of requests in flight, by slot. `add` and `take` take constant time."""
+class InFlightTable:
+    """The requests in flight, by slot. `add` and `take` take constant time."""
 
     def __new__(cls) -> Self: ...
     def __len__(self) -> int: ...
-    def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
     @property
     def slots(self) -> int:
-        """The size of the table: at least the most live entries since the last `shrink`."""
+        """The size of the table: at least the most requests since the last `shrink`."""
 
-    def add(self, entry: _Entry, /) -> int: ...
-    def take(self, wr_id: int, /) -> _Entry | None: ...
+    def add(self, request: WorkRequest, /) -> int: ...
+    def take(self, wr_id: int, /) -> WorkRequest | None: ...
     def age(self, slot: int, generation: int, /) -> bool: ...
-    def entries(self) -> list[_Entry]: ...
+    def entries(self) -> list[WorkRequest]: ...
     def shrink(self) -> None: ...
 
 class RegionBase:
@@ -404,7 +401,7 @@ class Drain:
     wakes: int
     """How often the channel was readable."""
     def __new__(
-        cls, hub: object, provider: int, channel: int, in_flight: InFlightTable[Any]
+        cls, hub: object, provider: int, channel: int, in_flight: InFlightTable
     ) -> Self: ...
     @property
     def draining(self) -> bool: ...

@@ -19,16 +19,9 @@ from aiordma._loop.event_loop import EventLoop, Waiter
 from aiordma._native import WorkRequest, given
 from aiordma.verbs.completion import WorkCompletion
 
-__all__ = ("Entry", "Holdable", "RequestOwner", "WorkRequest", "fail_all")
+__all__ = ("Holdable", "RequestOwner", "WorkRequest", "fail_all")
 
 logger: logging.Logger = logging.getLogger("aiordma")
-
-
-class Entry(Protocol):
-    """An entry of the in-flight table. Every entry is a WorkRequest, except in tests."""
-
-    def _complete(self, raw: tuple[int, ...], /) -> None:
-        """Take the completion, as a tuple in the order of WorkCompletion's fields."""
 
 
 class Holdable(Protocol):

@@ -28,7 +28,6 @@ from aiordma._loop.event_loop import EventLoop, Timer, require_here
 from aiordma._loop.threads import ACCEPTS, in_thread
 from aiordma._native import Drain, InFlightTable, ffi
 from aiordma._requests.pool import BufferPool
-from aiordma._requests.request import Entry
 from aiordma._runtime.async_events import Subscription, join_router
 from aiordma._runtime.device_statistics import HubCounters
 from aiordma._runtime.tracing import start_trace_of_environment
@@ -115,7 +114,7 @@ class DeviceHub:
         self.leaves_silence_to_tcp: bool = self.is_iwarp and context.device_name != SOFTWARE
         """Whether only TCP detects a dead peer."""
         self.loop = loop
-        self.in_flight: InFlightTable[Entry] = InFlightTable()
+        self.in_flight: InFlightTable = InFlightTable()
         self.pool: BufferPool = BufferPool(self.domain, is_pinned=context.device_name != SOFTWARE)
         self.polled: float = 0.0
         """When an endpoint has polled this last (`Endpoint.poll`), by the monotonic clock."""

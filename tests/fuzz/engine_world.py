@@ -136,7 +136,7 @@ class EngineWorld(World):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self.table: InFlightTable[Any] = InFlightTable()
+        self.table: InFlightTable = InFlightTable()
         owner = SimpleNamespace(loop=None, request_failed=None, doorbell_failed=None)
         hub = SimpleNamespace(watch_over=lambda: None, drain_soon=lambda: None)
         self.domain = object()

@@ -5,6 +5,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from aiordma._base.enums import AsyncEventType
 from aiordma._base.errors import DeviceEventError, VerbsCallError
 from aiordma._native import BATCH
+from aiordma._requests.request import WorkRequest
 from aiordma._runtime import async_events
 from aiordma._runtime.hub import (
     DRAIN_SECONDS,
@@ -35,16 +37,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     device.making.set()
 
 
-class Request:
-    """Counts its completions."""
-
-    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
-        self.completions: list[tuple[int, ...]] = []
-        self._then = then
-
-    def _complete(self, raw: tuple[int, ...]) -> None:
-        self.completions.append(raw)
-        self._then()
+def new_request(then: Callable[[], object] = lambda: None) -> WorkRequest:
+    """Return a request, of an owner that calls `then` when it completes."""
+    owner: Any = SimpleNamespace(request_ended=lambda _: then())
+    return WorkRequest(owner, "SEND", 0, ())
 
 
 # -- completions ----------------------------------------------------------------------------------
@@ -52,38 +48,38 @@ class Request:
 
 def test_a_readable_channel_completes_each_request_with_its_own(device: Device) -> None:
     hub, loop = device.hub()
-    requests = [Request() for _ in range(5)]
+    requests = [new_request() for _ in range(5)]
     wr_ids = [hub.in_flight.add(request) for request in requests]
     for wr_id in reversed(wr_ids):
         device.complete(wr_id)
     loop.watched[Channel.fd]()
     for wr_id, request in zip(wr_ids, requests, strict=True):
-        assert [raw[0] for raw in request.completions] == [wr_id]
+        assert request.result().wr_id == wr_id
     assert len(hub.in_flight) == 0
     assert hub.steps.wakes == 1
 
 
 def test_unknown_completion_is_dropped(device: Device) -> None:
     hub, loop = device.hub()
-    spent, live = Request(), Request()
+    spent, live = new_request(), new_request()
     stale = hub.in_flight.add(spent)
     hub.in_flight.take(stale)
     wr_id = hub.in_flight.add(live)  # the same slot, a generation later
     for number in (stale, 0, 2**64 - 1, wr_id, wr_id):
         device.complete(number)
     loop.watched[Channel.fd]()
-    assert (len(spent.completions), len(live.completions)) == (0, 1)
+    assert (spent.done(), live.done()) == (False, True)
 
 
 def test_a_completion_that_raises_is_logged_and_stops_no_other(
     device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub, loop = device.hub()
-    requests = [Request(lambda: 1 / 0), Request()]
+    requests = [new_request(lambda: 1 / 0), new_request()]
     for request in requests:
         device.complete(hub.in_flight.add(request))
     loop.watched[Channel.fd]()
-    assert [len(request.completions) for request in requests] == [1, 1]
+    assert all(request.done() for request in requests)
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -93,11 +89,11 @@ def test_more_than_a_batch_is_drained_in_one_wake(
 ) -> None:
     monkeypatch.setattr("aiordma._runtime.hub.DRAIN_SECONDS", 60.0)
     hub, loop = device.hub()
-    requests = [Request() for _ in range(count)]
+    requests = [new_request() for _ in range(count)]
     for request in requests:
         device.complete(hub.in_flight.add(request))
     loop.watched[Channel.fd]()
-    assert all(len(request.completions) == 1 for request in requests)
+    assert all(request.done() for request in requests)
     assert hub.steps.wakes == 1
 
 
@@ -106,7 +102,7 @@ def test_a_flood_lets_others_have_their_turn_and_is_not_forgotten(
 ) -> None:
     monkeypatch.setattr("aiordma._runtime.hub.DRAIN_SECONDS", 60.0)
     hub, loop = device.hub()
-    requests = [Request() for _ in range(BATCH * ROUNDS + 10)]
+    requests = [new_request() for _ in range(BATCH * ROUNDS + 10)]
     for request in requests:
         device.complete(hub.in_flight.add(request))
     loop.watched[Channel.fd]()
@@ -118,30 +114,30 @@ def test_a_flood_lets_others_have_their_turn_and_is_not_forgotten(
 
 def test_slow_flood_ends_after_a_bounded_time(device: Device) -> None:
     hub, loop = device.hub()
-    slow = Request(lambda: time.sleep(2 * DRAIN_SECONDS))
+    slow = new_request(lambda: time.sleep(2 * DRAIN_SECONDS))
     device.complete(hub.in_flight.add(slow))
     for _ in range(3 * BATCH - 1):
-        device.complete(hub.in_flight.add(Request()))
+        device.complete(hub.in_flight.add(new_request()))
     loop.watched[Channel.fd]()
     assert len(hub.in_flight) == 2 * BATCH  # the rest comes in the loop's next turn
     assert [timer.delay for timer in loop.timers] == [0]
     loop.fire()
     assert len(hub.in_flight) == 0
-    assert slow.completions
+    assert slow.done()
 
 
 def test_draining_from_a_completion_leaves_the_order_alone(device: Device) -> None:
     hub, loop = device.hub()
     order: list[str] = []
-    third = hub.in_flight.add(Request(lambda: order.append("third")))
+    third = hub.in_flight.add(new_request(lambda: order.append("third")))
 
     def drain_inside() -> None:
         device.complete(third)
         assert hub.drain() == 0
         order.append("first")
 
-    device.complete(hub.in_flight.add(Request(drain_inside)))
-    device.complete(hub.in_flight.add(Request(lambda: order.append("second"))))
+    device.complete(hub.in_flight.add(new_request(drain_inside)))
+    device.complete(hub.in_flight.add(new_request(lambda: order.append("second"))))
     loop.watched[Channel.fd]()
     assert order == ["first", "second", "third"]  # by the poll behind the arming
 
@@ -200,7 +196,7 @@ async def test_a_queue_that_fills_each_batch_keeps_no_other_from_being_polled(
     await hub.reserve(4096)
     device.polled.clear()
     for _ in range(3 * BATCH):
-        device.complete(hub.in_flight.add(Request()))
+        device.complete(hub.in_flight.add(new_request()))
     loop.watched[Channel.fd]()
     assert device.polled.index(2) <= len(device.polled) // 3  # behind the first of the batches
     assert len(hub.in_flight) == 0
@@ -230,7 +226,7 @@ async def test_reservations_at_once_share_the_new_queue(device: Device) -> None:
 @pytest.mark.anyio
 async def test_completions_are_delivered_on_the_loops_thread_only(device: Device) -> None:
     hub, _ = device.hub()
-    request = Request(lambda: threads.append(threading.get_ident()))
+    request = new_request(lambda: threads.append(threading.get_ident()))
     threads: list[int] = []
     device.complete(hub.in_flight.add(request))
     await hub.reserve(4096)
@@ -274,7 +270,7 @@ async def test_unused_queues_are_given_back_except_one(device: Device) -> None:
 @pytest.mark.anyio
 async def test_queue_of_a_reservation_under_way_is_kept(device: Device) -> None:
     hub, _ = device.hub()
-    device.complete(hub.in_flight.add(Request(lambda: destroy_unused(hub))))
+    device.complete(hub.in_flight.add(new_request(lambda: destroy_unused(hub))))
     shared = await hub.reserve(5000)  # delivers what has completed, as it arms the new queue
     assert not is_closed(shared)
     assert len(hub._queues) == 2
@@ -284,7 +280,7 @@ async def test_queue_of_a_reservation_under_way_is_kept(device: Device) -> None:
 async def test_giving_queues_back_shrinks_the_in_flight_table(device: Device) -> None:
     hub, _ = device.hub()
     queues = [await hub.reserve(4096) for _ in range(2)]
-    wr_ids = [hub.in_flight.add(Request()) for _ in range(1000)]
+    wr_ids = [hub.in_flight.add(new_request()) for _ in range(1000)]
     for wr_id in wr_ids[10:]:
         hub.in_flight.take(wr_id)
     for shared in queues:
@@ -375,18 +371,18 @@ async def _reserve_and_free(device: Device, sizes: list[int], data: st.DataObjec
 
 def test_a_lost_event_is_made_good_by_the_watchdog(device: Device) -> None:
     hub, loop = device.hub()
-    request = Request()
+    request = new_request()
     device.complete(hub.in_flight.add(request))  # and no event
     hub.watch_over()
     assert len(loop.timers) == 1
     loop.fire()
-    assert len(request.completions) == 1
+    assert request.done()
     assert device.armed == [1, 1]  # armed again: for the kernel, the event has been delivered
 
 
 def test_the_watchdog_looks_rarer_and_rarer_and_ends_with_the_last_request(device: Device) -> None:
     hub, loop = device.hub()
-    wr_id = hub.in_flight.add(Request())
+    wr_id = hub.in_flight.add(new_request())
     delays = []
     for _ in range(9):
         hub.watch_over()
@@ -395,7 +391,7 @@ def test_the_watchdog_looks_rarer_and_rarer_and_ends_with_the_last_request(devic
         delays.append(timer.delay)
         loop.fire()
     assert delays == [1, 2, 4, 8, 10, 10, 10, 10, WATCHDOG_MOST_SECONDS]
-    other = hub.in_flight.add(Request())
+    other = hub.in_flight.add(new_request())
     device.complete(other)
     loop.watched[Channel.fd]()
     loop.fire()
@@ -444,7 +440,7 @@ def test_a_queue_pairs_event_counts_for_less_than_its_completion(device: Device)
     def end() -> None:
         hub.forget_queue_pair(0x10)  # as the queue pair's owner does
 
-    wr_id = hub.in_flight.add(Request(end))
+    wr_id = hub.in_flight.add(new_request(end))
     hub.handle_async_event(AsyncEvent(AsyncEventType.QP_FATAL, qp_num=0x10))
     device.complete(wr_id)
     loop.fire()
@@ -492,7 +488,7 @@ def test_device_failure_reaches_every_user_once(
     hub, loop = device.hub()
     told: list[Any] = []
     hub.on_failure.add(told.append)
-    request = Request()
+    request = new_request()
     hub.in_flight.add(request)
     hub.watch_over()
     device.failure = errno.EIO
@@ -509,7 +505,7 @@ def test_device_failure_reaches_every_user_once(
     assert len(told) == 1
     assert len(caplog.records) == 1
     # Its memory is still the device's: the user destroys the queue pair first.
-    assert request.completions == []
+    assert not request.done()
     assert len(hub.in_flight) == 1
 
 
@@ -524,13 +520,13 @@ async def test_a_failed_device_takes_no_new_user(device: Device) -> None:
 
 def test_stop_delivers_the_rest_then_nothing(device: Device) -> None:
     hub, loop = device.hub()
-    request = Request()
+    request = new_request()
     device.complete(hub.in_flight.add(request))
-    hub.in_flight.add(Request())
+    hub.in_flight.add(new_request())
     hub.watch_over()
     readable, timers = loop.watched[Channel.fd], loop.timers
     hub.stop()
-    assert len(request.completions) == 1
+    assert request.done()
     assert loop.watched == {}
     assert [timer.cancelled for timer in timers] == [True]
     drained = device.polls

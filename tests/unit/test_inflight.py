@@ -1,6 +1,7 @@
-"""The in-flight table: a wr_id finds its entry once, and a stale one finds nothing, ever."""
+"""The in-flight table: a wr_id finds its request once, and a stale one finds nothing, ever."""
 
 import weakref
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,14 +17,16 @@ from hypothesis.stateful import (
 )
 
 from aiordma._native import InFlightTable
+from aiordma._requests.request import WorkRequest
 
 SLOT_BITS = 32
 SLOT_MASK = GENERATION_MASK = (1 << SLOT_BITS) - 1
 """wr_id = generation << SLOT_BITS | slot."""
 
 
-class Thing:
-    """Something that can be looked for."""
+def new_request() -> WorkRequest:
+    no_owner: Any = None
+    return WorkRequest(no_owner, "SEND", 0, ())
 
 
 def slot_of(wr_id: int) -> int:
@@ -41,19 +44,19 @@ class InFlight(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table: InFlightTable[object] = InFlightTable()
-        self.model: dict[int, object] = {}
+        self.table = InFlightTable()
+        self.model: dict[int, WorkRequest] = {}
         self.least_slots = 0
         self.has_old_slots = False
 
     @rule(target=live)
     def add(self) -> int:
-        entry = object()
-        wr_id = self.table.add(entry)
+        request = new_request()
+        wr_id = self.table.add(request)
         assert 0 < wr_id < 2**64
         assert wr_id >> SLOT_BITS != 0  # so that a zeroed wr_id finds nothing
         assert slot_of(wr_id) not in {slot_of(other) for other in self.model}
-        self.model[wr_id] = entry
+        self.model[wr_id] = request
         self.least_slots = max(self.least_slots, len(self.model))
         return wr_id
 
@@ -116,15 +119,16 @@ TestInFlight.settings = settings(max_examples=60, stateful_step_count=40)
 @pytest.mark.promise("A buffer is held until its request completes")
 @pytest.mark.parametrize("start", [1, GENERATION_MASK - 3, GENERATION_MASK])
 def test_generations_wrap_around_past_zero(start: int) -> None:
-    table: InFlightTable[str] = InFlightTable()
-    table.take(table.add("to make the slot"))
+    table = InFlightTable()
+    table.take(table.add(new_request()))  # makes the slot
     assert table.age(0, start)
+    request = new_request()
     seen = []
     for _ in range(6):
-        wr_id = table.add("entry")
+        wr_id = table.add(request)
         seen.append(wr_id >> SLOT_BITS)
         assert 0 < wr_id < 2**64
-        assert table.take(wr_id) == "entry"
+        assert table.take(wr_id) is request
         assert table.take(wr_id) is None
     # The generations go round 1..2**32-1.
     assert seen == [(start - 1 + n) % GENERATION_MASK + 1 for n in range(6)]
@@ -132,17 +136,17 @@ def test_generations_wrap_around_past_zero(start: int) -> None:
 
 @given(st.integers(min_value=0, max_value=2**64 - 1))
 def test_an_empty_table_finds_nothing(wr_id: int) -> None:
-    table: InFlightTable[str] = InFlightTable()
+    table = InFlightTable()
     assert table.take(wr_id) is None
 
 
-def test_an_entry_is_let_go_when_it_is_taken() -> None:
+def test_a_request_is_let_go_when_it_is_taken() -> None:
     # The table must not keep alive what the device no longer owns.
-    table: InFlightTable[object] = InFlightTable()
-    entry = Thing()
-    alive = weakref.ref(entry)
-    wr_id = table.add(entry)
-    del entry
+    table = InFlightTable()
+    request = new_request()
+    alive = weakref.ref(request)
+    wr_id = table.add(request)
+    del request
     assert alive() is not None
     table.take(wr_id)
     assert alive() is None
@@ -150,34 +154,35 @@ def test_an_entry_is_let_go_when_it_is_taken() -> None:
 
 
 def test_wr_ids_are_a_generation_over_a_slot() -> None:
-    table: InFlightTable[str] = InFlightTable()
-    assert [table.add("first"), table.add("second")] == [1 << 32 | 0, 1 << 32 | 1]
+    table = InFlightTable()
+    assert [table.add(new_request()) for _ in range(2)] == [1 << 32 | 0, 1 << 32 | 1]
     table.take(1 << 32 | 1)
-    assert table.add("third") == 2 << 32 | 1
+    assert table.add(new_request()) == 2 << 32 | 1
 
 
 def test_shrinking_drops_the_free_slots_at_the_end() -> None:
-    table: InFlightTable[int] = InFlightTable()
-    wr_ids = [table.add(number) for number in range(1000)]
+    table = InFlightTable()
+    requests = [new_request() for _ in range(1000)]
+    wr_ids = [table.add(request) for request in requests]
     for wr_id in wr_ids[:10] + wr_ids[20:]:
         table.take(wr_id)
     table.shrink()
     assert table.slots == 20
-    assert table.entries() == list(range(10, 20))
-    assert [slot_of(table.add(0)) for _ in range(11)] == [*range(10), 20]
+    assert table.entries() == requests[10:20]
+    assert [slot_of(table.add(requests[0])) for _ in range(11)] == [*range(10), 20]
 
 
 @pytest.mark.promise("A buffer is held until its request completes")
 def test_slot_made_after_shrinking_refuses_old_wr_ids() -> None:
-    table: InFlightTable[str] = InFlightTable()
+    table = InFlightTable()
     spent = []
     for _ in range(5):
-        spent.append(table.add("spent"))
+        spent.append(table.add(new_request()))
         table.take(spent[-1])
     table.shrink()
     assert table.slots == 0
     for _ in range(5):
-        wr_id = table.add("live")
+        wr_id = table.add(new_request())
         assert slot_of(wr_id) == slot_of(spent[0])
         assert wr_id not in spent
         assert [table.take(number) for number in spent] == [None] * 5
@@ -186,13 +191,13 @@ def test_slot_made_after_shrinking_refuses_old_wr_ids() -> None:
 
 
 def test_shrinking_keeps_slots_near_their_last_generation() -> None:
-    table: InFlightTable[str] = InFlightTable()
-    stale = table.add("spent"), table.add("spent")
+    table = InFlightTable()
+    stale = table.add(new_request()), table.add(new_request())
     for wr_id in stale:
         table.take(wr_id)
     assert table.age(1, GENERATION_MASK)
     table.shrink()
     for _ in range(2):  # the first slot's generations do not go on from there, and round
-        wr_id = table.add("live")
+        wr_id = table.add(new_request())
         assert wr_id not in stale
         table.take(wr_id)

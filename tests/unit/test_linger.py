@@ -33,7 +33,7 @@ class Pair:
         hub: Any = SimpleNamespace(
             loop=self.loop,
             is_iwarp=is_iwarp,
-            steps=Drain(None, 0, 0, InFlightTable[Any]()),
+            steps=Drain(None, 0, 0, InFlightTable()),
             domain=None,
             pool=None,
             draining=False,
@@ -44,7 +44,7 @@ class Pair:
             forget_queue_pair=lambda _: None,
             context=SimpleNamespace(device_name="numbers0"),
             take_unused=lambda: lambda: None,
-            counters=HubCounters("numbers0", Drain(None, 0, 0, InFlightTable[Any]())),
+            counters=HubCounters("numbers0", Drain(None, 0, 0, InFlightTable())),
         )
         identifier: Any = SimpleNamespace(
             disconnect=lambda: None, _local=lambda: bytes(28), peer_address=("192.0.2.1", 7471)

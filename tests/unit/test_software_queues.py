@@ -446,7 +446,7 @@ def test_drain_acknowledges_events_of_unknown_queues(device: tuple[Any, Any], ch
     assert lib.aiordma_request_notification(queue, 0) == 0
     post_receives(pair, range(1))
     table, address = (int(ffi.cast("uintptr_t", each)) for each in (software().table, channel))
-    drain = Drain(None, table, address, InFlightTable[Any]())
+    drain = Drain(None, table, address, InFlightTable())
     # It drains none of the channel's queues: this one has been given back.
     assert drain.step(False, False) == 0
     assert drain.events == 1

@@ -1,7 +1,6 @@
 /* The drain: delivers completions that were polled. */
 #include "drain.h"
 #include "request.h"
-#include "request_type.h"
 #include "wait.h"
 
 #include <errno.h>
@@ -99,21 +98,6 @@ static PyObject *drain_set_queues(Drain *drain, PyObject *list)
 
 /* -- delivering --------------------------------------------------------------------------- */
 
-static void complete(PyObject *entry, const struct aiordma_completion *completion)
-{
-    if (Py_IS_TYPE(entry, &engine_request_type)) {
-        engine_complete((Request *)entry, completion);
-        return;
-    }
-    PyObject *raw = engine_completion_tuple(completion);
-    PyObject *arguments[] = {entry, raw};
-    PyObject *result = raw ? engine_call_method_alone(engine_given.complete, arguments, 2) : NULL;
-    Py_XDECREF(raw);
-    Py_XDECREF(result);
-    if (!result)
-        engine_log("a callback of a completed work request failed", entry);
-}
-
 /* Deliver the batch, and return the number. Exceptions are kept for engine_interrupted. */
 long engine_deliver(Drain *drain, int direct)
 {
@@ -132,13 +116,13 @@ long engine_deliver(Drain *drain, int direct)
     drain->draining = 1;
     while (drain->head < drain->tail) {
         const struct aiordma_completion *completion = &drain->batch[drain->head++];
-        PyObject *entry = engine_table_take(drain->table, completion->wr_id);
+        Request *request = engine_table_take(drain->table, completion->wr_id);
         count++;
         drain->delivered++;
-        if (!entry)
+        if (!request)
             continue; /* its queue pair was destroyed, which ended the request */
-        complete(entry, completion);
-        Py_DECREF(entry);
+        engine_complete(request, completion);
+        Py_DECREF(request);
     }
     drain->head = drain->tail = 0;
     drain->draining = 0;
@@ -211,14 +195,12 @@ enum { FRUITLESS = 32, SELDOM = 16 };
 /* Whether the request can complete while another one is awaited: no code of the program's runs. */
 static int is_quiet(Drain *drain, const struct aiordma_completion *completion)
 {
-    PyObject *entry = engine_table_find(drain->table, completion->wr_id);
-    if (!entry)
+    const Request *request = engine_table_find(drain->table, completion->wr_id);
+    if (!request)
         return 1;
-    if (completion->status || !Py_IS_TYPE(entry, &engine_request_type))
-        return 0;
-    const Request *request = (const Request *)entry;
-    return request->port && !request->port->notifies_owner && !request->callbacks &&
-           !request->held && (!request->poster || request->calls->is_quiet(request, completion)) &&
+    return !completion->status && request->port && !request->port->notifies_owner &&
+           !request->callbacks && !request->held &&
+           (!request->poster || request->calls->is_quiet(request, completion)) &&
            (!request->run || engine_run_is_quiet(request));
 }
 
@@ -253,7 +235,7 @@ static void poll_now(Drain *drain)
     drain->fruitless = 0;
     while (drain->head < drain->tail && is_quiet(drain, &drain->batch[drain->head])) {
         const struct aiordma_completion *completion = &drain->batch[drain->head++];
-        Request *request = (Request *)engine_table_take(drain->table, completion->wr_id);
+        Request *request = engine_table_take(drain->table, completion->wr_id);
         drain->delivered++;
         if (!request)
             continue;

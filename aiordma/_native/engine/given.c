@@ -137,7 +137,6 @@ int engine_prepare(void)
         {&engine_given.run_ended, "run_ended"},
         {&engine_given.hold, "_hold"},
         {&engine_given.release, "_release"},
-        {&engine_given.complete, "_complete"},
         {&engine_given.waiter, "waiter"},
         {&engine_given.loop, "loop"},
         {&engine_given.wake, "wake"},

@@ -20,7 +20,7 @@ struct engine_given {
     PyObject *log;              /* log(text, object, error) */
     PyObject *detached;         /* detached(error): a copy of a stored exception, to be raised */
     PyObject *address, *length, *rkey, *call_soon, *request_ended;
-    PyObject *request_failed, *run_ended, *hold, *release, *complete, *waiter, *loop, *wake;
+    PyObject *request_failed, *run_ended, *hold, *release, *waiter, *loop, *wake;
     PyObject *close, *destroy, *watch_over, *drain_soon, *drain_failed, *post_refused,
         *doorbell_failed;
     PyObject *grant, *request_unretrieved;

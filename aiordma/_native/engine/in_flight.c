@@ -1,4 +1,4 @@
-/* The in-flight table: the entries of requests, by slot and generation. */
+/* The in-flight table: the requests in flight, by slot and generation. */
 #include "in_flight.h"
 
 enum { NONE = UINT32_MAX, LEAST = 64 };
@@ -20,14 +20,14 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int table_traverse(Table *table, visitproc visit, void *arg)
 {
     for (uint32_t i = 0; i < table->used; i++)
-        Py_VISIT(table->slots[i].entry);
+        Py_VISIT(table->slots[i].request);
     return 0;
 }
 
 static int table_clear(Table *table)
 {
     for (uint32_t i = 0; i < table->used; i++)
-        Py_CLEAR(table->slots[i].entry);
+        Py_CLEAR(table->slots[i].request);
     return 0;
 }
 
@@ -52,7 +52,7 @@ static int grow(Table *table)
     return 0;
 }
 
-uint64_t engine_table_add(Table *table, PyObject *entry)
+uint64_t engine_table_add(Table *table, Request *request)
 {
     uint32_t at = table->first_free;
 
@@ -64,40 +64,40 @@ uint64_t engine_table_add(Table *table, PyObject *entry)
         at = table->used++;
         table->slots[at].generation = table->first_generation;
     }
-    table->slots[at].entry = Py_NewRef(entry);
+    table->slots[at].request = (Request *)Py_NewRef(request);
     table->live++;
     return (uint64_t)table->slots[at].generation << 32 | at;
 }
 
-PyObject *engine_table_find(const Table *table, uint64_t wr_id)
+Request *engine_table_find(const Table *table, uint64_t wr_id)
 {
     uint32_t at = (uint32_t)wr_id;
 
     if (at >= table->used || table->slots[at].generation != wr_id >> 32)
         return NULL;
-    return table->slots[at].entry;
+    return table->slots[at].request;
 }
 
-PyObject *engine_table_take(Table *table, uint64_t wr_id)
+Request *engine_table_take(Table *table, uint64_t wr_id)
 {
-    PyObject *entry = engine_table_find(table, wr_id);
+    Request *request = engine_table_find(table, wr_id);
     uint32_t at = (uint32_t)wr_id;
 
-    if (!entry)
+    if (!request)
         return NULL;
-    table->slots[at].entry = NULL;
-    /* Generation 0 is never used, so that a zeroed wr_id finds no entry. */
+    table->slots[at].request = NULL;
+    /* Generation 0 is never used, so that a zeroed wr_id finds no request. */
     if (++table->slots[at].generation == 0)
         table->slots[at].generation = 1;
     table->slots[at].next_free = table->first_free;
     table->first_free = at;
     table->live--;
-    return entry;
+    return request;
 }
 
 /*
  * Remove the free slots after the last live one. New slots begin with a generation that the removed
- * slots have not used, so that a late completion finds no entry.
+ * slots have not used, so that a late completion finds no request.
  */
 static void shrink(Table *table)
 {
@@ -105,7 +105,7 @@ static void shrink(Table *table)
 
     while (table->used) {
         const Slot *last = &table->slots[table->used - 1];
-        if (last->entry || last->generation > MOST_GENERATIONS_DROPPED)
+        if (last->request || last->generation > MOST_GENERATIONS_DROPPED)
             break;
         if (table->first_generation < last->generation)
             table->first_generation = last->generation;
@@ -114,7 +114,7 @@ static void shrink(Table *table)
     /* Low slots are used first, so that those at the end become free. */
     table->first_free = NONE;
     for (uint32_t at = table->used; at--;)
-        if (!table->slots[at].entry) {
+        if (!table->slots[at].request) {
             table->slots[at].next_free = table->first_free;
             table->first_free = at;
         }
@@ -136,12 +136,12 @@ static PyObject *table_shrink(Table *table, PyObject *none)
     Py_RETURN_NONE;
 }
 
-static PyObject *table_add(Table *table, PyObject *entry)
+static PyObject *table_add(Table *table, Request *request)
 {
-    uint64_t wr_id = engine_table_add(table, entry);
+    uint64_t wr_id = engine_table_add(table, request);
     PyObject *number = wr_id ? PyLong_FromUnsignedLongLong(wr_id) : NULL;
     if (wr_id && !number)
-        Py_DECREF(engine_table_take(table, wr_id)); /* the caller still has the entry */
+        Py_DECREF(engine_table_take(table, wr_id)); /* the caller still has it */
     return number;
 }
 
@@ -150,8 +150,8 @@ static PyObject *table_take(Table *table, PyObject *number)
     unsigned long long wr_id = PyLong_AsUnsignedLongLong(number);
     if (wr_id == (unsigned long long)-1 && PyErr_Occurred())
         return NULL;
-    PyObject *entry = engine_table_take(table, wr_id);
-    return entry ? entry : Py_NewRef(Py_None);
+    Request *request = engine_table_take(table, wr_id);
+    return request ? (PyObject *)request : Py_NewRef(Py_None);
 }
 
 static PyObject *table_age(Table *table, PyObject *args)
@@ -159,7 +159,7 @@ static PyObject *table_age(Table *table, PyObject *args)
     unsigned int slot, generation;
     if (!PyArg_ParseTuple(args, "II", &slot, &generation))
         return NULL;
-    if (slot >= table->used || table->slots[slot].entry)
+    if (slot >= table->used || table->slots[slot].request)
         Py_RETURN_FALSE;
     table->slots[slot].generation = generation;
     Py_RETURN_TRUE;
@@ -170,7 +170,7 @@ static PyObject *table_entries(Table *table, PyObject *none)
     (void)none;
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && i < table->used; i++)
-        if (table->slots[i].entry && PyList_Append(list, table->slots[i].entry))
+        if (table->slots[i].request && PyList_Append(list, (PyObject *)table->slots[i].request))
             Py_CLEAR(list);
     return list;
 }
@@ -180,19 +180,13 @@ static Py_ssize_t table_length(Table *table)
     return table->live;
 }
 
-static PyObject *table_of(PyObject *type, PyObject *item)
-{
-    (void)item;
-    return Py_NewRef(type); /* InFlightTable[Entry], for annotations */
-}
-
 static PyMethodDef methods[] = {
     {"add", (PyCFunction)table_add, METH_O,
-     "add($self, entry, /)\n--\n\n"
-     "Keep the entry, and return the wr_id that finds it."},
+     "add($self, request, /)\n--\n\n"
+     "Keep the work request, and return the wr_id that finds it."},
     {"take", (PyCFunction)table_take, METH_O,
      "take($self, wr_id, /)\n--\n\n"
-     "Remove and return the entry of a wr_id; None if it is not, or no longer, in flight."},
+     "Remove and return the request of a wr_id; None if it is not, or no longer, in flight."},
     {"shrink", (PyCFunction)table_shrink, METH_NOARGS,
      "shrink($self, /)\n--\n\n"
      "Free the slots behind the last live one."},
@@ -202,8 +196,7 @@ static PyMethodDef methods[] = {
      "it was free. For tests of what comes after 2**32 uses."},
     {"entries", (PyCFunction)table_entries, METH_NOARGS,
      "entries($self, /)\n--\n\n"
-     "Return the live entries, oldest slot first."},
-    {"__class_getitem__", table_of, METH_O | METH_CLASS, NULL},
+     "Return the requests, oldest slot first."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -223,7 +216,7 @@ static PySequenceMethods sequence = {.sq_length = (lenfunc)table_length};
 
 PyTypeObject engine_table_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma.InFlightTable",
-    .tp_doc = "Slots of live entries. `add` and `take` take constant time; it grows by need.",
+    .tp_doc = "Requests in flight, by slot. `add` and `take` take constant time; it grows by need.",
     .tp_basicsize = sizeof(Table),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = table_new,

@@ -182,7 +182,7 @@ static void count_end(const Request *request, const struct aiordma_completion *c
 
 uint64_t engine_put_in_flight(Port *port, Request *request)
 {
-    request->wr_id = engine_table_add(port->drain->table, (PyObject *)request);
+    request->wr_id = engine_table_add(port->drain->table, request);
     if (!request->wr_id)
         return 0;
     if (engine_tracing)
