@@ -154,17 +154,6 @@ static PyObject *table_take(Table *table, PyObject *number)
     return request ? (PyObject *)request : Py_NewRef(Py_None);
 }
 
-static PyObject *table_age(Table *table, PyObject *args)
-{
-    unsigned int slot, generation;
-    if (!PyArg_ParseTuple(args, "II", &slot, &generation))
-        return NULL;
-    if (slot >= table->used || table->slots[slot].request)
-        Py_RETURN_FALSE;
-    table->slots[slot].generation = generation;
-    Py_RETURN_TRUE;
-}
-
 static PyObject *table_entries(Table *table, PyObject *none)
 {
     (void)none;
@@ -190,10 +179,6 @@ static PyMethodDef methods[] = {
     {"shrink", (PyCFunction)table_shrink, METH_NOARGS,
      "shrink($self, /)\n--\n\n"
      "Free the slots behind the last live one."},
-    {"age", (PyCFunction)table_age, METH_VARARGS,
-     "age($self, slot, generation, /)\n--\n\n"
-     "Move a free slot on to a generation, as if it had been used so often, and return whether\n"
-     "it was free. For tests of what comes after 2**32 uses."},
     {"entries", (PyCFunction)table_entries, METH_NOARGS,
      "entries($self, /)\n--\n\n"
      "Return the requests, oldest slot first."},
