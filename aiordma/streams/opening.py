@@ -34,7 +34,7 @@ from aiordma._connection.connector import Attempt, LocalAddresses, to_first
 from aiordma._connection.listener import Listener, listen_with
 from aiordma._connection.local_ports import LocalPorts
 from aiordma.streams.ending import ClosesOnceDrained
-from aiordma.streams.path import CONTROL_SLOTS
+from aiordma.streams.path import CONTROL_SLOTS, Memory, stream_path
 from aiordma.streams.protocol import CREDIT_LIMIT
 from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
 from aiordma.streams.stream import Stream, family_of
@@ -135,11 +135,11 @@ class StreamSettings:
     def rsocket(self, connection: Connection) -> Rsocket:
         """Return an rsocket with these options over a prepared connection.
 
-        Raises: as `Rsocket`.
+        Raises:
+            VerbsCallError: memory could not be registered, or a receive not posted.
         """
-        return Rsocket(
-            connection, self.ring_bytes, close_timeout=self.close_timeout, grows=self.grows
-        )
+        memory = Memory(connection, self.ring_bytes, self.grows)
+        return Rsocket(connection, memory, stream_path(connection, memory), self.close_timeout)
 
 
 @opens

@@ -76,12 +76,8 @@ class Memory:
         return self.lent[self.ring_bytes :].remote()
 
 
-def stream_path(connection: Connection, memory: Memory, uses_words: bool) -> StreamPath:
-    """Return the data path of a stream.
-
-    Args:
-        uses_words: the messages may carry words; `start` says whether they do.
-    """
+def stream_path(connection: Connection, memory: Memory) -> StreamPath:
+    """Return the data path of a stream."""
     options = connection.options
     return StreamPath(
         port=connection._endpoint.work.port,
@@ -94,7 +90,7 @@ def stream_path(connection: Connection, memory: Memory, uses_words: bool) -> Str
         receives=options.max_recv_wr,
         depth=options.max_send_wr,
         transfer=TRANSFER_BYTES,
-        uses_words=uses_words,
+        uses_words=connection._endpoint.hub.is_iwarp,  # `start` says whether it does
         grows=memory.grows,
     )
 

@@ -19,7 +19,7 @@ from aiordma._endpoint.capabilities import has_immediate
 from aiordma._endpoint.domain_state import wrong_domain
 from aiordma._endpoint.registration import register
 from aiordma._loop.threads import Once
-from aiordma.streams.path import LENT, WORD_BYTES, Memory, StreamPath, stream_path
+from aiordma.streams.path import LENT, WORD_BYTES, Memory, StreamPath
 from aiordma.streams.protocol import GRANT_BYTES, Hello
 from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.memory import MemorySlice
@@ -40,10 +40,9 @@ class Rsocket:
 
     Args:
         connection: see above.
-        ring_bytes: of each of the two rings.
-        grows: a ring that is full several times is replaced by one of GROWN_BYTES.
+        memory: the memory of the data path.
+        path: as the attribute.
         close_timeout: as the attribute.
-        make_path: makes the data path.
 
     Attributes:
         path: the data path.
@@ -52,28 +51,22 @@ class Rsocket:
             the beginning.
 
     Raises:
-        VerbsCallError: memory could not be registered, or a receive not posted.
+        VerbsCallError: a receive could not be posted.
     """
 
     def __init__(
-        self,
-        connection: Connection,
-        ring_bytes: int,
-        make_path: Callable[[Connection, Memory, bool], StreamPath] = stream_path,
-        close_timeout: float = CLOSE_TIMEOUT,
-        *,
-        grows: bool = False,
+        self, connection: Connection, memory: Memory, path: StreamPath, close_timeout: float
     ) -> None:
         self.close_timeout = close_timeout
-        self.buffer_sizes: tuple[int, int] = (ring_bytes, ring_bytes)
+        self.buffer_sizes: tuple[int, int] = (memory.ring_bytes, memory.ring_bytes)
         # This object must not hold the connection: posted requests hold it, by the path.
         self._endpoint = connection._endpoint
         self._is_iwarp = self._endpoint.hub.is_iwarp
         self._takes_immediate = self._is_iwarp and has_immediate(self._endpoint)
         self._credits = connection.options.max_recv_wr
-        self._memory = Memory(connection, ring_bytes, grows)
+        self._memory = memory
         self._error: Exception | None = None
-        self.path: StreamPath = make_path(connection, self._memory, self._is_iwarp)
+        self.path: StreamPath = path
         self.path.owner = self
         teardown = self._endpoint.teardown
         teardown.on_ended.append(self.path.end)

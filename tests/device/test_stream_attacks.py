@@ -30,7 +30,7 @@ from aiordma.streams import (
 )
 from aiordma.streams.opening import StreamSettings
 from aiordma.streams.protocol import GRANT_BYTES, Hello
-from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
+from aiordma.streams.rsocket import CLOSE_TIMEOUT
 from tests.device.players import one_loop
 from tests.device.silent_peer import silent_peer
 from tests.device.stream_attacker import (
@@ -454,7 +454,7 @@ async def test_a_peer_that_leaves_inside_a_message_is_no_end(device: DeviceUnder
 @pytest.mark.capability("passive_side_first")
 @one_loop
 async def test_messages_before_the_handshakes_end_are_limited(device: DeviceUnderTest) -> None:
-    options = StreamSettings(connect_stream, {"queue_depth": 16}).options
+    settings = StreamSettings(connect_stream, {"queue_depth": 16})
 
     async def attack(connection: aiordma.Connection) -> None:
         attacker = Attacker(connection, connection.register(bytearray(16))[:], uses_words)
@@ -471,10 +471,10 @@ async def test_messages_before_the_handshakes_end_are_limited(device: DeviceUnde
     async with (
         aiordma.listen(ADDRESS) as listener,
         anyio.create_task_group() as group,
-        aiordma.prepare_connection(ADDRESS, listener.port, options=options) as connection,
+        aiordma.prepare_connection(ADDRESS, listener.port, options=settings.options) as connection,
     ):
         group.start_soon(accept)
-        rsocket = Rsocket(connection, RING)
+        rsocket = settings.rsocket(connection)
         await connection.establish(private_data=rsocket.hello())
         rsocket.start(connection.private_data)
         with anyio.fail_after(PATIENCE):

@@ -171,7 +171,7 @@ class EngineWorld(World):
         self.registered.append(region.memory)
         return region
 
-    def make_path(self, _connection: Any, memory: StreamMemory, uses_words: bool) -> StreamPath:
+    def path(self, memory: StreamMemory) -> StreamPath:
         return StreamPath(
             port=self.port,
             lent=memory.lent,
@@ -183,7 +183,7 @@ class EngineWorld(World):
             receives=self.options.max_recv_wr,
             depth=self.options.max_send_wr,
             transfer=TRANSFER,
-            uses_words=uses_words,
+            uses_words=self.uses_words,
         )
 
     def end(self, error: Exception) -> None:

@@ -64,7 +64,7 @@ class _SendRing:
 class ModelPath:
     """See the module. StreamPath in `_engine.pyi` has the same attributes and methods."""
 
-    def __init__(self, connection: Connection, memory: Memory, uses_words: bool) -> None:
+    def __init__(self, connection: Connection, memory: Memory) -> None:
         options = connection.options
         # Posted requests hold this object. It must not hold the connection, so that one that was
         # forgotten is collected, and says so.
@@ -84,12 +84,12 @@ class ModelPath:
         self.lost_data: bool = False
         self.at_eof: bool = False
         self.peer_disconnected: bool = False
-        self.uses_words: bool = uses_words
-        self._arrival = int(_RECEIVED_SEND if uses_words else _RECEIVED_WRITE)
+        self.uses_words: bool = self._endpoint.hub.is_iwarp
+        self._arrival = int(_RECEIVED_SEND if self.uses_words else _RECEIVED_WRITE)
         self._credits = options.max_recv_wr
         self.control_slots: int = CONTROL_SLOTS
         self.data_slots: int = options.max_send_wr - CONTROL_SLOTS
-        self._slots_of_data = 2 if uses_words else 1
+        self._slots_of_data = 2 if self.uses_words else 1
         ring_bytes, lent, ours = memory.ring_bytes, memory.lent, memory.ours
         self._ring_view = lent[:ring_bytes].view
         self._table_view = lent[ring_bytes:].view

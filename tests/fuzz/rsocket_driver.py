@@ -24,7 +24,7 @@ from aiordma._loop.event_loop import EventLoop
 from aiordma.streams.path import CONTROL_SLOTS, TRANSFER_BYTES, WORD_BYTES
 from aiordma.streams.path import Memory as StreamMemory
 from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
-from aiordma.streams.rsocket import Rsocket
+from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
 from aiordma.verbs import AtomicCapability, WorkCompletionOpcode
 from tests.fuzz.model_path import ModelPath
 from tests.fuzz.model_protocol import Operation, operation_of
@@ -158,6 +158,17 @@ class World:
         """Enter while the world is used."""
         yield
 
+    def rsocket(self, ring_bytes: int = RING) -> Rsocket:
+        """Return an rsocket over this connection."""
+        connection: Any = self
+        memory = StreamMemory(connection, ring_bytes)
+        return Rsocket(connection, memory, self.path(memory), CLOSE_TIMEOUT)
+
+    def path(self, memory: StreamMemory) -> Any:
+        """Return its data path."""
+        connection: Any = self
+        return ModelPath(connection, memory)
+
     # -- what Rsocket calls -----------------------------------------------------------------------
 
     def register(self, buffer: bytearray, _access: object = None) -> Memory:
@@ -179,9 +190,6 @@ class World:
     def post_send(self, word: bytes) -> Any:
         self._accept_word(word)
         return self._enqueue(Request())
-
-    def make_path(self, connection: Any, memory: StreamMemory, uses_words: bool) -> Any:
-        return ModelPath(connection, memory, uses_words)
 
     def chain(self, *, signal_last_only: bool) -> "World":
         assert signal_last_only
@@ -290,8 +298,7 @@ def run(data: bytes, kind: type[World] = World) -> list[object]:
 
 def start(world: World, given: "Bytes", first: int, play: "type[Play]") -> None:
     """Play what is given in a world."""
-    connection: Any = world
-    rsocket = Rsocket(connection, RING, world.make_path)
+    rsocket = world.rsocket()
     hello = _HELLO
     if first & 2:
         try:

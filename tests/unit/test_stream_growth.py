@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from aiordma import RemoteMemory
 from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
-from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs import WorkCompletionOpcode
 from tests.fuzz.engine_world import EngineWorld
 from tests.fuzz.model_protocol import Operation
@@ -45,8 +44,7 @@ class Player:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        connection: Any = world
-        self.rsocket = Rsocket(connection, RING, self.world.make_path)
+        self.rsocket = world.rsocket()
         self.path = self.rsocket.path
         self.lent = deque([Hello.unpack(self.rsocket.hello()).buffer])  # to the peer
         table = RemoteMemory(TABLE_ADDRESS, TABLE, TABLE_KEY)

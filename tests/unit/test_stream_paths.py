@@ -28,8 +28,7 @@ BUFFER = RemoteMemory(0x100000, 1 << 16, 5)
 
 def rsocket_in(world: World, *, is_big_endian: bool = sys.byteorder == "big") -> Rsocket:
     """Return an rsocket that knows its peer, and has not begun."""
-    connection: Any = world
-    rsocket = Rsocket(connection, RING, world.make_path)
+    rsocket = world.rsocket()
     rsocket.start(Hello(DEPTH, TABLE, BUFFER, is_big_endian).pack())
     world.permitted = DEPTH
     world.lent.append(BUFFER)

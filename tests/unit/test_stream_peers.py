@@ -4,17 +4,15 @@ messages wrap, and what comes behind a violation."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from aiordma import RemoteMemory
 from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
-from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs import WorkCompletionOpcode
 from tests.fuzz.engine_world import EngineWorld
 from tests.fuzz.model_protocol import Control, Operation
-from tests.fuzz.rsocket_driver import DEPTH, RING, TABLE_ADDRESS, TABLE_KEY, World
+from tests.fuzz.rsocket_driver import DEPTH, TABLE_ADDRESS, TABLE_KEY, World
 
 WRAP = 1 << 16
 TABLE = RemoteMemory(TABLE_ADDRESS, TABLE_ENTRIES * GRANT_BYTES, TABLE_KEY)
@@ -29,8 +27,7 @@ class Peer:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        connection: Any = world
-        self.rsocket = Rsocket(connection, RING, world.make_path)
+        self.rsocket = world.rsocket()
         self.rsocket.start(HELLO.pack())
         world.permitted = DEPTH
         world.lent.append(HELLO.buffer)

@@ -13,7 +13,6 @@ import pytest
 
 from aiordma import RemoteMemory
 from aiordma.streams.protocol import GRANT_BYTES, Hello
-from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs import WorkCompletionOpcode
 from tests.fuzz.engine_world import EngineWorld
 from tests.fuzz.model_protocol import Control, Operation, operation_of
@@ -38,9 +37,8 @@ class Replay:
     """Plays the inputs of an exchange, and collects what the data path posts."""
 
     def __init__(self, world: World, facts: dict[str, Any]) -> None:
-        connection: Any = world
         self._world, self._ring = world, facts["ring"]
-        self._rsocket = Rsocket(connection, self._ring, world.make_path)
+        self._rsocket = world.rsocket(self._ring)
         self._path = self._rsocket.path
         self._lent = world.registered[0]
         self._hello: Hello | None = None
