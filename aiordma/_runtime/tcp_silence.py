@@ -106,7 +106,6 @@ class TcpSilence:
         probe: called if nothing was received for a second and TCP does not retransmit. It sends a
             probe if a response of the peer is outstanding.
         on_silence: called once, when the peer is dead.
-        query: queries the kernel; tests replace it.
     """
 
     def __init__(
@@ -116,14 +115,12 @@ class TcpSilence:
         patience: float,
         probe: Callable[[], object],
         on_silence: Callable[[], object],
-        query: Callable[[SocketAddress, SocketAddress], TcpInfo | None] = tcp_info,
     ) -> None:
         self._loop = loop
         self._addresses = addresses
         self._patience = max(patience, CHECK_SECONDS)
         self._probe = probe
         self._on_silence = on_silence
-        self._query = query
         self._since: float | None = None
         self._stopped = False
         self._timer: Timer = loop.call_later(CHECK_SECONDS, self._check)
@@ -134,7 +131,7 @@ class TcpSilence:
         self._timer.cancel()
 
     def _check(self) -> None:
-        info = self._query(*self._addresses)
+        info = tcp_info(*self._addresses)
         now = time.monotonic()
         if info is None or not info.retransmits:
             self._since = None

@@ -37,11 +37,13 @@ def test_other_answers_tell_nothing(answer: bytes) -> None:
 
 
 class Loop:
-    """A loop whose clock the test moves."""
+    """A loop whose clock the test moves; `info` is what the kernel reports of the socket."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.time = 1000.0
         self.timers: list[Callable[[], None]] = []
+        self.info: TcpInfo | None = TcpInfo(0, 0.0)
+        monkeypatch.setattr("aiordma._runtime.tcp_silence.tcp_info", lambda *_: self.info)
         monkeypatch.setattr("aiordma._runtime.tcp_silence.time.monotonic", lambda: self.time)
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Any:
@@ -61,13 +63,10 @@ class Loop:
 
 class Watched:
     def __init__(self, loop: Loop, patience: float) -> None:
-        self.info: TcpInfo | None = TcpInfo(0, 0.0)
         self.probes, self.last_probe = 0, 0
         self.ends = 0
         given: Any = loop
-        self.silence = TcpSilence(
-            given, ENDS, patience, self.probe, self.end, lambda ours, peer: self.info
-        )
+        self.silence = TcpSilence(given, ENDS, patience, self.probe, self.end)
 
     def probe(self) -> None:
         self.probes += 1
@@ -88,7 +87,7 @@ def test_a_peer_that_answers_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_silent_peer_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(monkeypatch)
     watched = Watched(loop, 3)
-    watched.info = TcpInfo(0, 5.0)
+    loop.info = TcpInfo(0, 5.0)
     loop.pass_seconds(2)
     assert (watched.ends, watched.probes) == (0, 2)
 
@@ -98,7 +97,7 @@ def test_a_silent_peer_is_dead_after_the_patience(monkeypatch: pytest.MonkeyPatc
     loop = Loop(monkeypatch)
     watched = Watched(loop, 3)
     loop.pass_seconds(100)
-    watched.info = TcpInfo(1, 100.0)  # it had been idle for that long: the clock starts now
+    loop.info = TcpInfo(1, 100.0)  # it had been idle for that long: the clock starts now
     loop.pass_seconds(3)
     assert watched.ends == 0
     loop.pass_seconds(1)
@@ -111,12 +110,12 @@ def test_peer_that_answers_again_is_alive(monkeypatch: pytest.MonkeyPatch) -> No
     loop = Loop(monkeypatch)
     watched = Watched(loop, 3)
     for _ in range(10):
-        watched.info = TcpInfo(1, 2.0)
+        loop.info = TcpInfo(1, 2.0)
         loop.pass_seconds(2)
-        watched.info = TcpInfo(0, 0.0)
+        loop.info = TcpInfo(0, 0.0)
         loop.pass_seconds(1)
     for _ in range(10):  # retransmits, and is acknowledged in between
-        watched.info = TcpInfo(1, 1.0)
+        loop.info = TcpInfo(1, 1.0)
         loop.pass_seconds(1)
     assert watched.ends == 0
 
@@ -124,7 +123,7 @@ def test_peer_that_answers_again_is_alive(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_unknown_socket_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(monkeypatch)
     watched = Watched(loop, 3)
-    watched.info = None
+    loop.info = None
     loop.pass_seconds(100)
     assert (watched.ends, watched.probes) == (0, 0)
 
@@ -140,7 +139,7 @@ def test_a_stopped_watch_looks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_probe_that_fails_stops_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(monkeypatch)
     watched = Watched(loop, 3)
-    watched.info, watched.last_probe = TcpInfo(0, 5.0), 1
+    loop.info, watched.last_probe = TcpInfo(0, 5.0), 1
     loop.pass_seconds(10)
     assert (watched.probes, loop.timers) == (1, [])
 
