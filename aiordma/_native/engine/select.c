@@ -19,8 +19,7 @@ typedef struct {
     PyObject_HEAD char dirty;
     int confidence;
     unsigned long long most; /* nanoseconds of spinning without a completion */
-    unsigned long long found;
-    uint64_t resumes; /* it does not spin before this time */
+    uint64_t resumes;        /* it does not spin before this time */
 } Spinner;
 
 enum { CONFIDENT = 8, SLICE = 20000, LOOK_AT_CLOCK = 8, LET_OTHERS_RUN = 16, READY = 16 };
@@ -87,13 +86,12 @@ static enum end tell_of_failure(Drain *drain, int error)
     return result ? FOUND : FAILED_WITH_EXCEPTION;
 }
 
-static enum end deliver(Spinner *spinner, Drain *drain, int found)
+static enum end deliver(Drain *drain, int found)
 {
     if (found < 0)
         return tell_of_failure(drain, -found);
     if (!found)
         return NOTHING;
-    spinner->found += (unsigned long long)found;
     (void)engine_deliver(drain, 1);
     return engine_interrupted() ? FAILED_WITH_EXCEPTION : FOUND;
 }
@@ -104,7 +102,7 @@ static int is_at_rest(const Drain *drain)
 }
 
 /* Poll each drain once, and deliver its completions; if `arm`, arm its queues before. */
-static enum end look(Spinner *spinner, PyObject *drains, int arm)
+static enum end look(PyObject *drains, int arm)
 {
     enum end all = NOTHING;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(drains); i++) {
@@ -117,7 +115,7 @@ static enum end look(Spinner *spinner, PyObject *drains, int arm)
             if (!found)
                 found = engine_poll(drain);
         }
-        enum end one = deliver(spinner, drain, found);
+        enum end one = deliver(drain, found);
         if (one == FAILED_WITH_EXCEPTION)
             return one;
         if (one == FOUND)
@@ -127,8 +125,7 @@ static enum end look(Spinner *spinner, PyObject *drains, int arm)
 }
 
 /* Take the events of the drains whose channel is ready, and deliver their completions. */
-static enum end serve(Spinner *spinner, PyObject *drains, const struct epoll_event *ready,
-                      int count)
+static enum end serve(PyObject *drains, const struct epoll_event *ready, int count)
 {
     int ours = 0;
     enum end all = NOTHING;
@@ -152,7 +149,7 @@ static enum end serve(Spinner *spinner, PyObject *drains, const struct epoll_eve
             if (!found)
                 found = engine_poll(drain);
         }
-        enum end one = deliver(spinner, drain, found);
+        enum end one = deliver(drain, found);
         if (one == FAILED_WITH_EXCEPTION)
             return one;
         all = FOUND;
@@ -160,7 +157,7 @@ static enum end serve(Spinner *spinner, PyObject *drains, const struct epoll_eve
     return ours < count ? OTHERS : all;
 }
 
-static enum end wait(Spinner *spinner, PyObject *drains, int epoll, int64_t nanoseconds)
+static enum end wait(PyObject *drains, int epoll, int64_t nanoseconds)
 {
     struct epoll_event ready[READY];
     struct timespec time = {nanoseconds / 1000000000, nanoseconds % 1000000000};
@@ -182,7 +179,7 @@ static enum end wait(Spinner *spinner, PyObject *drains, int epoll, int64_t nano
         }
         return PyErr_CheckSignals() ? FAILED_WITH_EXCEPTION : INTERRUPTED;
     }
-    return count ? serve(spinner, drains, ready, count) : NOTHING;
+    return count ? serve(drains, ready, count) : NOTHING;
 }
 
 /* Poll until no completion was found for `most` nanoseconds or the core was taken (NOTHING), or the
@@ -192,7 +189,7 @@ static enum end spin(Spinner *spinner, PyObject *drains, int epoll, uint64_t unt
     uint64_t last = now(), slice = last, seen = last;
 
     for (unsigned int polls = 1;; polls++) {
-        enum end end = look(spinner, drains, 0);
+        enum end end = look(drains, 0);
         if (end == FAILED_WITH_EXCEPTION)
             return end;
         uint64_t time;
@@ -214,7 +211,7 @@ static enum end spin(Spinner *spinner, PyObject *drains, int epoll, uint64_t unt
         seen = time;
         if (time - slice >= SLICE) {
             /* Serve other descriptors, and let threads run that wait for the GIL. */
-            end = wait(spinner, drains, epoll, 0);
+            end = wait(drains, epoll, 0);
             if (end >= OTHERS || (end == FOUND && spinner->dirty))
                 return end;
             seen = slice = now(); /* this thread may have waited for the GIL */
@@ -237,7 +234,7 @@ static enum end run(Spinner *spinner, PyObject *drains, int epoll, uint64_t unti
             if (end != NOTHING)
                 return end;
         }
-        end = look(spinner, drains, 1);
+        end = look(drains, 1);
         if (end == FOUND && !spinner->dirty)
             continue;
         if (end != NOTHING)
@@ -245,7 +242,7 @@ static enum end run(Spinner *spinner, PyObject *drains, int epoll, uint64_t unti
         uint64_t asleep = now();
         if (asleep >= until)
             return INTERRUPTED;
-        end = wait(spinner, drains, epoll, until == UINT64_MAX ? -1 : (int64_t)(until - asleep));
+        end = wait(drains, epoll, until == UINT64_MAX ? -1 : (int64_t)(until - asleep));
         if (end == FOUND && spinner->most)
             learn(spinner, now() - asleep < spinner->most);
         if (end != FOUND || spinner->dirty)
@@ -275,7 +272,7 @@ static PyObject *spinner_select(Spinner *spinner, PyObject *args)
     }
     spinner->dirty = 0;
     Py_INCREF(drains); /* a task that runs here may close one of them */
-    enum end end = until <= now() ? look(spinner, drains, 0) : run(spinner, drains, epoll, until);
+    enum end end = until <= now() ? look(drains, 0) : run(spinner, drains, epoll, until);
     Py_DECREF(drains);
     if (end == FAILED_WITH_EXCEPTION)
         return NULL;
@@ -303,7 +300,6 @@ static PyMemberDef members[] = {
     {"dirty", T_BOOL, offsetof(Spinner, dirty), 0, "the loop has something to do"},
     {"confidence", T_INT, offsetof(Spinner, confidence), 0, "0: spinning does not pay"},
     {"most", T_ULONGLONG, offsetof(Spinner, most), 0, "nanoseconds of spinning"},
-    {"found", T_ULONGLONG, offsetof(Spinner, found), READONLY, "completions that it found"},
     {NULL, 0, 0, 0, NULL},
 };
 
