@@ -8,7 +8,7 @@ slot, post, and return when the request has completed.
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from anyio.abc import ObjectStream
@@ -26,7 +26,7 @@ from aiordma._base.states import ConnectionState
 from aiordma._base.statistics import RequestStatistics
 from aiordma._connection.chain import Chain
 from aiordma._connection.grant import Grant, open_grant
-from aiordma._connection.messages import Blocks, Message, MessageQueue
+from aiordma._connection.messages import Message, MessageQueue
 from aiordma._connection.posting import Posting
 from aiordma._connection.posts import Posts
 from aiordma._connection.sends_ahead import SendsAhead
@@ -39,7 +39,7 @@ from aiordma._connection.works import (
     write_work,
 )
 from aiordma._endpoint.capabilities import require_windows
-from aiordma._endpoint.endpoint import Endpoint, SharedReceives
+from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.registration import (
     make_in_thread,
     register,
@@ -86,13 +86,6 @@ Handshake = Callable[[bytes], Awaitable[bytes]]
 the endpoint."""
 
 
-class SharedMessages(SharedReceives, Blocks, Protocol):
-    """A shared receive queue, as a connection uses it."""
-
-    def serve(self, endpoint: Endpoint, messages: MessageQueue, connection: "Connection") -> None:
-        """Deliver the endpoint's messages until it is closed. Call this before its handshake."""
-
-
 class Connection(Posting, ObjectStream[bytes]):
     """A reliable connection: an anyio ObjectStream of messages, and RDMA READ and WRITE.
 
@@ -117,18 +110,16 @@ class Connection(Posting, ObjectStream[bytes]):
     def __init__(
         self,
         endpoint: Endpoint,
-        shared: SharedMessages | None = None,
         handshake: Handshake | None = None,
         carrier: tuple[int, str] = IN_ACCEPT,
     ) -> None:
         self._endpoint = endpoint
         self._handshake = handshake
         self._carrier = carrier
-        self._shared = shared
         self._staging = Staging(endpoint)
         self._port = endpoint.work.port
         self._posts = Posts(endpoint, self._staging, endpoint.work.sends)
-        self._messages = MessageQueue(endpoint, shared)
+        self._messages = MessageQueue(endpoint)
         self._ahead = SendsAhead(endpoint.options.send_ahead)
         self._begun = False
         self.private_data: bytes = b""
@@ -138,10 +129,11 @@ class Connection(Posting, ObjectStream[bytes]):
         """Post the pooled receives. The connector and the listener call this before they connect or
         accept."""
         self._begun = True  # from here on, `__del__` warns if the program did not close it
-        if self._shared is None:
+        shared = self._endpoint.shared_receive
+        if shared is None:
             self._messages.fill()
         else:
-            self._shared.serve(self._endpoint, self._messages, self)
+            shared.serve(self._endpoint, self._messages.queue, self)
 
     def _set_established(self, private_data: bytes) -> None:
         """Record that the connection is established. The connector and the listener call this."""

@@ -283,7 +283,7 @@ class ConnectionRequest:
             shared = await self._receives.on(endpoint, domain)
             await endpoint.open(shared_receive=shared)
             establish = partial(self._accept, endpoint)
-            connection = Connection(endpoint, shared, establish, IN_ACCEPT)
+            connection = Connection(endpoint, establish, IN_ACCEPT)
             connection._post_pooled_receives()
             return connection
         except BaseException as error:

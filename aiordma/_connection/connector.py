@@ -427,7 +427,7 @@ class Attempt:
             await endpoint.open(shared_receive=self.shared_receive)
             _check_time(handshake)
             establish = partial(self._connect, endpoint, identifier)
-            connection = Connection(endpoint, self.shared_receive, establish, IN_REQUEST)
+            connection = Connection(endpoint, establish, IN_REQUEST)
             connection._post_pooled_receives()
             handshake.limit(None)
             return connection

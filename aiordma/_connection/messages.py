@@ -8,7 +8,7 @@ If a connection takes its receives from a shared receive queue, that queue posts
 the connection's messages here.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import anyio
 
@@ -16,9 +16,8 @@ from aiordma._base.errors import detached
 from aiordma._base.states import ConnectionState
 from aiordma._endpoint.arrivals import Arrivals
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._native import PooledReceives
 
-__all__ = ("Blocks", "Message", "MessageQueue")
+__all__ = ("Message", "MessageQueue")
 
 
 class Message(NamedTuple):
@@ -35,17 +34,9 @@ class Message(NamedTuple):
     """The number of bytes that a WRITE with immediate wrote."""
 
 
-class Blocks(Protocol):
-    """Posts the blocks of messages, if the endpoint does not post its receives itself."""
-
-    @property
-    def pooled(self) -> PooledReceives:
-        """Posts the blocks."""
-
-
 class MessageQueue(Arrivals):
-    """The messages of one connection: from its own pooled receives or, if `blocks` is given, from
-    the receives of a shared receive queue.
+    """The messages of one connection: from its own pooled receives, or from those of its shared
+    receive queue.
 
     In addition to its errors, `wait` raises:
         ValueError: the program posts the receives itself.
@@ -53,10 +44,10 @@ class MessageQueue(Arrivals):
             every message has been received.
     """
 
-    def __init__(self, endpoint: Endpoint, blocks: Blocks | None = None) -> None:
-        receives = None if blocks is None else blocks.pooled
-        super().__init__(endpoint, endpoint.options.receive_size, receives)
+    def __init__(self, endpoint: Endpoint) -> None:
         shared = endpoint.shared_receive
+        receives = None if shared is None else shared.pooled
+        super().__init__(endpoint, endpoint.options.receive_size, receives)
         self.queue.fed = bool(shared.buffers if shared else endpoint.options.receive_buffers)
         endpoint.teardown.on_closed.append(self.queue.discard)
 

@@ -37,7 +37,6 @@ from aiordma._base.errors import (
 from aiordma._base.process import require_same_process
 from aiordma._base.statistics import RequestCounters
 from aiordma._connection.connection import Connection
-from aiordma._connection.messages import MessageQueue
 from aiordma._connection.shared_members import SharedReceiveMembers
 from aiordma._connection.shared_settings import SharedReceiveSettings
 from aiordma._endpoint.arrivals import chain_length
@@ -46,7 +45,7 @@ from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.staging import Staged, Staging, register_memory
 from aiordma._loop.event_loop import EventLoop, Waiter
 from aiordma._loop.threads import Calls, outwait
-from aiordma._native import OpenRequests, PooledReceives, SharedPort, Slots
+from aiordma._native import ArrivalQueue, OpenRequests, PooledReceives, SharedPort, Slots
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import WorkRequest, fail_all
 from aiordma._requests.unretrieved import Unretrieved
@@ -429,9 +428,9 @@ class SharedReceiveEndpoint:
         """See `SharedReceiveMembers.delays`."""
         return self._members.delays(member, then)
 
-    def serve(self, endpoint: Endpoint, messages: MessageQueue, connection: Connection) -> None:
+    def serve(self, endpoint: Endpoint, arrivals: ArrivalQueue, connection: Connection) -> None:
         """See `SharedReceiveMembers.serve`."""
-        self._members.serve(endpoint, messages, connection)
+        self._members.serve(endpoint, arrivals, connection)
 
     # -- the limit and the depth --------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 from aiordma._base.enums import AsyncEventType
 from aiordma._connection.connection import Connection
-from aiordma._connection.messages import MessageQueue
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.event_loop import Timer
 from aiordma._native import ArrivalQueue
@@ -71,14 +70,14 @@ class SharedReceiveMembers:
         """Return the member whose queue pair has this number; None once it is closed."""
         return self._by_number.get(qp_num)
 
-    def serve(self, endpoint: Endpoint, messages: MessageQueue, connection: Connection) -> None:
+    def serve(self, endpoint: Endpoint, arrivals: ArrivalQueue, connection: Connection) -> None:
         """Deliver the receives that the endpoint's queue pair consumes. Call this before its
         handshake."""
         if endpoint.pair.number in self._by_number:
             # An earlier queue pair had this number. Deliver its remaining completions first.
             self._hub.drain()
         self._by_number[endpoint.pair.number] = _Member(endpoint, connection)
-        self.queues[endpoint.pair.number] = messages.queue
+        self.queues[endpoint.pair.number] = arrivals
         self._watch_for_last_wqe(endpoint)
         endpoint.teardown.on_closed.append(lambda: self._forget(endpoint))
 

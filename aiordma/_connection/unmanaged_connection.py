@@ -28,7 +28,6 @@ from aiordma._base.provider import checked_device
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
 from aiordma._connection.domain import DomainArgument, DomainChoice
-from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.handshake import Handshake
@@ -165,7 +164,7 @@ async def open_queue_pair(
     reactor.subscribe(unmanaged, endpoint.handle_event)
     try:
         await endpoint.open(service, shared)
-        connection = UnmanagedConnection(endpoint, gid_index, shared)
+        connection = UnmanagedConnection(endpoint, gid_index)
         await endpoint.calls.run(lambda: connection._initialize(pkey_index))
         connection._post_pooled_receives()
     except BaseException:
@@ -181,10 +180,8 @@ class UnmanagedConnection(Connection):
     On UC it never does.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, gid_index: int, shared: SharedReceiveEndpoint | None = None
-    ) -> None:
-        super().__init__(endpoint, shared)
+    def __init__(self, endpoint: Endpoint, gid_index: int) -> None:
+        super().__init__(endpoint)
         port = endpoint.identifier.port
         context = endpoint.hub.context
         self._gid_index = gid_index

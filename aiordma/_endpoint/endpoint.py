@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiordma._base.enums import AsyncEventType, CmEventType, QueuePairType
 from aiordma._base.enums import WorkCompletionStatus as Status
@@ -35,18 +35,19 @@ from aiordma._endpoint.causes import Follows, What, device_error, event_cause, r
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.handshake import IN_PROGRESS, Handshake
 from aiordma._endpoint.keepalive import KEEPALIVE
-from aiordma._endpoint.pair import Pair, SharedRaw
+from aiordma._endpoint.pair import Pair
 from aiordma._endpoint.peer_watch import PeerWatch
 from aiordma._endpoint.work_queues import Work
 from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import Calls
+from aiordma._native import ArrivalQueue, PooledReceives
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import WorkRequest, fail_all
-from aiordma._runtime.hub import DeviceHub
+from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor
 from aiordma._runtime.teardown import Phase, Teardown
 from aiordma._runtime.unmanaged_identifier import Unmanaged
-from aiordma.verbs import Capacity, MemoryWindow, ProtectionDomain
+from aiordma.verbs import Capacity, MemoryWindow, ProtectionDomain, RawSharedReceiveQueue
 from aiordma.verbs.async_event import QUEUE_PAIR_ERRORS
 from aiordma.verbs.identifier import Event, Identifier
 from aiordma.verbs.memory import MemoryRegion, retire_all
@@ -82,9 +83,12 @@ class Window(Protocol):
         """Release the bound memory, on the loop's thread, after `_free`."""
 
 
-class SharedReceives(SharedRaw, Protocol):
-    """A shared receive queue, with its endpoints."""
+class SharedReceives(Protocol):
+    """A shared receive queue, as its endpoints and their connections use it."""
 
+    raw: RawSharedReceiveQueue
+    queue: CompletionQueueShare
+    """The completion queue of its receives."""
     pool: BufferPool
     buffers: int
     """The number of pooled receives that it posts."""
@@ -95,11 +99,19 @@ class SharedReceives(SharedRaw, Protocol):
     def cause(self) -> Exception | None:
         """The cause of its end; None while it works."""
 
+    @property
+    def pooled(self) -> PooledReceives:
+        """Posts its pooled receives."""
+
     def fail(self, error: Exception) -> None:
         """End it, and its endpoints, with this error as the cause, unless it has one."""
 
     def join(self, member: "Endpoint") -> None:
         """Add an endpoint before its queue pair is created, or raise an error."""
+
+    def serve(self, endpoint: "Endpoint", arrivals: ArrivalQueue, connection: Any) -> None:
+        """Deliver the connection's messages until the endpoint is closed. Call this before its
+        handshake."""
 
     def delays(self, member: "Endpoint", then: Callable[[], None]) -> bool:
         """Return whether the queue pair, in its error state, must not be destroyed before `then` is
@@ -237,10 +249,12 @@ class Endpoint:
             ValueError: an option exceeds the device's limit; the message has both.
             VerbsCallError: the driver refused.
         """
+        shared = None
         if shared_receive is not None:
             shared_receive.join(self)
             self.shared_receive = shared_receive
-        await self.pair.reserve(service, shared_receive)
+            shared = shared_receive.raw, shared_receive.queue.queue
+        await self.pair.reserve(service, shared)
         self.hub.on_failure.add(self.fail)
         create = partial(self.pair.create, self.identifier, self.domain, self.header_parts)
         if self.reactor.blocks:

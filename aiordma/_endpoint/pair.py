@@ -3,7 +3,6 @@ attributes in force once it is connected."""
 
 import logging
 import math
-from typing import Protocol
 
 from aiordma._base.arguments import within_device
 from aiordma._base.connection_parameters import DEVICE_MAXIMUM
@@ -12,10 +11,16 @@ from aiordma._base.errors import TCP_SECONDS, VerbsCallError, retry_seconds
 from aiordma._base.options import ConnectionOptions
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.unmanaged_identifier import Unmanaged
-from aiordma.verbs import Capacity, ProtectionDomain, QueuePair, RawSharedReceiveQueue
+from aiordma.verbs import (
+    Capacity,
+    CompletionQueue,
+    ProtectionDomain,
+    QueuePair,
+    RawSharedReceiveQueue,
+)
 from aiordma.verbs.identifier import Identifier
 
-__all__ = ("Pair", "SharedRaw")
+__all__ = ("Pair",)
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -29,13 +34,6 @@ _IN_FORCE = (
 
 _TCP_LEAST = 1.0
 """Seconds of a peer's silence that an iWARP device bears at least: TCP's clock is coarse."""
-
-
-class SharedRaw(Protocol):
-    """A shared receive queue, and the completion queue of its receives."""
-
-    raw: RawSharedReceiveQueue
-    queue: CompletionQueueShare
 
 
 class Pair:
@@ -68,19 +66,22 @@ class Pair:
         """Whether the send queue has an entry for the probe of an idle or silent peer."""
         self._hub = hub
         self._options = options
-        self._shared: SharedRaw | None = None
+        self._shared: tuple[RawSharedReceiveQueue, CompletionQueue] | None = None
         self._share: CompletionQueueShare | None = None
         self._entries = 0
         self._read_depth: int | None = None
 
     # -- creation -------------------------------------------------------------------------------
 
-    async def reserve(self, service: QueuePairType, shared: SharedRaw | None) -> None:
+    async def reserve(
+        self, service: QueuePairType, shared: tuple[RawSharedReceiveQueue, CompletionQueue] | None
+    ) -> None:
         """Reserve the entries that its requests need in a completion queue.
 
         Args:
             service: its service.
-            shared: the shared receive queue to use; None: its own receive queue.
+            shared: the shared receive queue to use, and the completion queue of its receives; None:
+                its own receive queue.
 
         Raises:
             ValueError: an option exceeds the device's limit; the message has both.
@@ -111,13 +112,14 @@ class Pair:
         """Create it, on the loop's thread or in a worker. `header_parts` are parts of a receive in
         addition to those of the caller."""
         assert self._share is not None
-        options, shared, queue = self._options, self._shared, self._share.queue
+        options, queue = self._options, self._share.queue
+        shared, receives = self._shared or (None, queue)
         max_sge = self._hub.attributes.max_sge
         self.max_message = self._hub.message_limit(identifier.port)
         self.raw = identifier.create_queue_pair(
             domain,
             queue,
-            queue if shared is None else shared.queue.queue,
+            receives,
             capacity=Capacity(
                 options.max_send_wr + self.has_probe_entry,
                 options.receive_queue if shared is None else 0,
@@ -126,7 +128,7 @@ class Pair:
                 options.max_inline_data,
             ),
             service=self.service,
-            shared_receive=None if shared is None else shared.raw,
+            shared_receive=shared,
         )
         self.number = self.raw.qp_num
 

@@ -476,7 +476,8 @@ async def test_queue_for_an_accepted_domain_closes_with_its_connections() -> Non
             async with aiordma.open_domain(ADDRESS) as domain:
                 for _ in range(2):
                     one, other = await accept(domain), await accept(domain)
-                    assert one[1]._shared is other[1]._shared
+                    queues = [endpoint_of(server).shared_receive for _, server in (one, other)]
+                    assert queues[0] is queues[1]
                     for client, server in (one, other):
                         await both_ways(client, server)
                         await server.aclose()

@@ -51,9 +51,9 @@ async def test_each_connection_gets_its_own_messages_in_order(device: DeviceUnde
 @one_loop
 async def test_a_listeners_queue_lives_until_its_last_connection_ends() -> None:
     async with members(2, 4) as (clients, servers):  # its listener is closed by now
-        shared = servers[0]._shared
+        shared, other = (endpoint_of(server).shared_receive for server in servers)
+        assert other is shared
         assert isinstance(shared, SharedReceiveEndpoint)
-        assert shared is servers[1]._shared
         assert shared.members == 2
         await hear(servers[0], 1)
         await servers[0].aclose()
@@ -70,7 +70,7 @@ async def test_a_listeners_queue_lives_until_its_last_connection_ends() -> None:
 async def test_listener_replaces_and_closes_a_queue_that_failed() -> None:
     async with await aiordma.listen(ADDRESS, 0, shared_receive=4) as listener:
         client, server = await connect_to(listener, ADDRESS)
-        failed = server._shared
+        failed = endpoint_of(server).shared_receive
         assert isinstance(failed, SharedReceiveEndpoint)
         failed.fail(aiordma.VerbsCallError(errno.ENOMEM, "ibv_post_srq_recv"))
         await server.aclose()
@@ -78,7 +78,7 @@ async def test_listener_replaces_and_closes_a_queue_that_failed() -> None:
         client, server = await connect_to(listener, ADDRESS)
         async with client, server:
             await both_ways(client, server)
-        assert server._shared is not failed
+        assert endpoint_of(server).shared_receive is not failed
         await until(failed.teardown.closed.is_set)
         assert len(kept_queues(listener)) == 1
 

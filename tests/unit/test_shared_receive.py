@@ -62,7 +62,6 @@ class Member:
 class Messages:
     def __init__(self) -> None:
         self.delivered: list[Any] = []
-        self.queue = self
 
     def deliver(self, lease: Any, completion: Any) -> None:
         self.delivered.append(lease)
