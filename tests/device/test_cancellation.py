@@ -20,7 +20,6 @@ from tests.internals import (
     endpoint_of,
     free_sends,
     has_ended,
-    hub_of,
     hubs_of,
     open_on,
     pool_of,
@@ -92,7 +91,7 @@ async def test_a_cancelled_wait_for_a_request_leaves_it_in_flight_with_its_memor
             group.cancel_scope.cancel()
         assert not receive.done()
         assert region._users == 1
-        assert receive in hub_of(server).in_flight.entries()
+        assert receive in endpoint_of(server).work.requests
         with pytest.raises(anyio.BusyResourceError):
             region.close()
         # The peer's message still lands there, and the request can be awaited again.

@@ -154,16 +154,6 @@ static PyObject *table_take(Table *table, PyObject *number)
     return request ? (PyObject *)request : Py_NewRef(Py_None);
 }
 
-static PyObject *table_entries(Table *table, PyObject *none)
-{
-    (void)none;
-    PyObject *list = PyList_New(0);
-    for (uint32_t i = 0; list && i < table->used; i++)
-        if (table->slots[i].request && PyList_Append(list, (PyObject *)table->slots[i].request))
-            Py_CLEAR(list);
-    return list;
-}
-
 static Py_ssize_t table_length(Table *table)
 {
     return table->live;
@@ -179,9 +169,6 @@ static PyMethodDef methods[] = {
     {"shrink", (PyCFunction)table_shrink, METH_NOARGS,
      "shrink($self, /)\n--\n\n"
      "Free the slots behind the last live one."},
-    {"entries", (PyCFunction)table_entries, METH_NOARGS,
-     "entries($self, /)\n--\n\n"
-     "Return the requests, oldest slot first."},
     {NULL, NULL, 0, NULL},
 };
 
