@@ -32,7 +32,7 @@ WITHOUT = (
     "test_software_no_memory",
 )
 
-# Tests that limit or measure a process's memory, which is mostly the sanitizer's own here.
+# Tests that limit or measure memory or processor time, which is mostly the sanitizer's own here.
 MEASURED = (
     "tests/attacks/test_kit.py::test_limits_hold_in_the_victim",
     "tests/attacks/test_memory.py::test_process_without_memory_serves_others",
@@ -42,6 +42,7 @@ MEASURED = (
     "tests/device/test_streams_programs.py::test_large_bodies_need_little_memory",
     "tests/device/test_thread_limits.py::test_real_memory_limit_still_closes_everything",
     "tests/unit/test_software_idle.py::test_idle_connection_costs_little_memory",
+    "tests/unit/test_hot_path.py::test_polling_gives_way_on_a_busy_core",
 )
 
 
