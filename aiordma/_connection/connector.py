@@ -74,6 +74,7 @@ from aiordma.verbs.identifier import Event, Identifier
 
 __all__ = (
     "Attempt",
+    "LocalAddresses",
     "connect",
     "failed_event",
     "failed_handshake",
