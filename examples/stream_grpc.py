@@ -19,6 +19,8 @@ async def main(host: str, port: int) -> None:
         print(await HealthStub(channel).Check(HealthCheckRequest(), timeout=5))
     server.close()
     await server.wait_closed()
+    # Python 3.11 does not wait here for the server's side of the stream; later versions do.
+    await asyncio.sleep(0.5)
 
 
 if __name__ == "__main__":

@@ -96,12 +96,13 @@ async def _lost(server: str, client: str, cut: str) -> Found:
             for name, pair in pairs.items():
                 group.start_soon(watch, f"{name}'s transfer", pair.transfer)
                 group.start_soon(watch, f"{name}'s receive", pair.near.receive)
-            await anyio.sleep(0.5)
+            with anyio.fail_after(SECONDS):
+                while not all(each.rounds for each in pairs.values()):
+                    await anyio.sleep(0.05)
             _start(cut)
         with anyio.fail_after(SECONDS):
             for pair in pairs.values():
                 await pair.close()
-        found["rounds"] = ["done" if all(each.rounds for each in pairs.values()) else "none"]
     return found
 
 

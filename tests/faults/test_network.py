@@ -22,7 +22,8 @@ from .transfers import TRANSFERS
 pytestmark = pytest.mark.capability("wire")
 
 SERVER, CLIENT = "10.2.2.2", "10.2.2.1"
-SECONDS = 100
+SECONDS = 300
+"""The time within which a program has to end, in an emulated machine."""
 GROWN_KIB = 2048
 """What a process may grow by when the garbage comes again: its allocators' fragments."""
 
@@ -87,7 +88,6 @@ def test_transfer_goes_on_when_the_link_comes_back(wire: None) -> None:
 )
 def test_lost_link_ends_its_connections(wire: None) -> None:
     found = ran("tests.faults.links", "lost", SERVER, CLIENT, CUT, "")
-    assert found.pop("rounds") == ["done"]
     assert len(found) == 4
     for outcome in found.values():
         assert "RdmaError" in outcome or outcome[0] == "EndOfStream", found
@@ -101,7 +101,6 @@ def test_lost_link_ends_its_connections(wire: None) -> None:
 def test_deleted_device_ends_its_connections(wire: None, device: DeviceUnderTest) -> None:
     delete = f"rdma link delete {device.driver}1"
     found = ran("tests.faults.links", "lost", SERVER, CLIENT, delete, "")
-    assert found.pop("rounds") == ["done"]
     assert len(found) == 4
     for outcome in found.values():
         assert "PeerGoneError" in outcome or outcome[0] == "EndOfStream", found
