@@ -47,6 +47,7 @@ from aiordma._base.errors import (
 )
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.ranges import RemoteMemory
+from aiordma._connection.blocks import Blocks
 from aiordma._connection.chain import Chain
 from aiordma._connection.connection import Connection, ConnectionInfo
 from aiordma._connection.connection_request import ConnectionRequest
@@ -72,7 +73,7 @@ from aiordma._datagram.peer import DatagramPeer
 from aiordma._endpoint.windows import BoundWindow
 from aiordma._loop.polling import new_event_loop, run
 from aiordma._requests.request import WorkRequest
-from aiordma._runtime.address_lookup import ResolvedAddress, devices, resolve
+from aiordma._runtime.address_lookup import devices, resolve
 from aiordma._runtime.device_statistics import statistics
 from aiordma._runtime.tracing import trace
 from aiordma.verbs.completion import WorkCompletion
@@ -81,6 +82,7 @@ from aiordma.verbs.memory import MemoryRegion, MemorySlice
 __all__ = (
     "Access",
     "AddressError",
+    "Blocks",
     "BoundWindow",
     "BusyError",
     "Chain",
@@ -124,7 +126,6 @@ __all__ = (
     "RejectedError",
     "RemoteAccessError",
     "RemoteMemory",
-    "ResolvedAddress",
     "RetryExceededError",
     "RouteError",
     "Session",

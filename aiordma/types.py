@@ -3,11 +3,14 @@
 from aiordma._base.opening import Opening
 from aiordma._base.options import ConnectionKeywords
 from aiordma._base.statistics import DeviceStatistics, ListenerStatistics, RequestStatistics
+from aiordma._connection.blocks import BlockTransfer
 from aiordma._datagram.message import DatagramArrival, DatagramReceive
 from aiordma._requests.registrations import RegistrationCache
+from aiordma._runtime.address_lookup import ResolvedAddress
 from aiordma._runtime.tracing import Trace, TracedRequest
 
 __all__ = (
+    "BlockTransfer",
     "ConnectionKeywords",
     "DatagramArrival",
     "DatagramReceive",
@@ -16,6 +19,7 @@ __all__ = (
     "Opening",
     "RegistrationCache",
     "RequestStatistics",
+    "ResolvedAddress",
     "Trace",
     "TracedRequest",
 )

@@ -70,6 +70,7 @@ __all__ = (
     "Buffer",
     "BufferPool",
     "ConnectionState",
+    "DeviceHub",
     "Endpoint",
     "Handshakes",
     "Lease",

@@ -24,6 +24,7 @@ from aiordma._base.ranges import RemoteMemory
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
 from aiordma._base.statistics import RequestStatistics
+from aiordma._connection.blocks import BlockPairs, Blocks, BlockTransfer
 from aiordma._connection.chain import Chain
 from aiordma._connection.grant import Grant, open_grant
 from aiordma._connection.messages import Message, MessageQueue
@@ -738,6 +739,57 @@ class Connection(Posting, ObjectStream[bytes]):
         given = several(parts, "writev")
         work = write_work(self._endpoint, "writev", remote, immediate)
         return await self._posts.run(work, self._staging.source, given, f"writev(): {PARTS}")
+
+    def write_blocks(
+        self,
+        blocks: BlockPairs | Blocks,
+        *,
+        immediate: int | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> BlockTransfer:
+        """WRITE any number of pieces of registered memory into the peer's, by one await.
+
+            await connection.write_blocks([(region[0:4096], theirs[8192:12288]), ...])
+
+        Args:
+            blocks: pairs of local and remote memory of the same length; or `Blocks`, which names
+                them by offsets. They are moved in this order; overlapping ones of the peer's memory
+                are not checked.
+            immediate: 32 bits for the peer's program, with the last block: when they arrive there,
+                all blocks have. They take a receive of the peer's, as those of `write` do. None:
+                none.
+            progress: called with the completed bytes, now and then and at the end, on the event
+                loop. It must return soon; what it raises is logged. None: nothing is called.
+
+        Returns:
+            The transfer, which begins when it is awaited. `BlockTransfer` says what that raises,
+            and what a cancellation leaves.
+
+        Raises: nothing.
+
+        See: man ibv_post_send.
+        """
+        return BlockTransfer(self._endpoint, "write_blocks", blocks, immediate, progress)
+
+    def read_blocks(
+        self,
+        blocks: BlockPairs | Blocks,
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> BlockTransfer:
+        """READ any number of pieces of the peer's memory into registered memory, by one await.
+
+        Args:
+            blocks, progress: as of `write_blocks`.
+
+        Returns:
+            The transfer, as of `write_blocks`.
+
+        Raises: nothing.
+
+        See: man ibv_post_send.
+        """
+        return BlockTransfer(self._endpoint, "read_blocks", blocks, None, progress)
 
     async def compare_swap(self, remote: RemoteMemory, compare: int, swap: int) -> int:
         """Compare and swap: if the peer's 8 bytes equal `compare`, set them to `swap`. Return the

@@ -40,6 +40,7 @@ __all__ = (
     "Staged",
     "Staging",
     "call_of",
+    "not_writable",
     "register_memory",
     "several",
 )
@@ -217,7 +218,7 @@ class Staging:
                 region = _as_slice(part).region
                 region._require_open()
                 if not region.access & Access.LOCAL_WRITE:
-                    raise TypeError(f"{where.format(i)}={part!r}: {_not_writable(region)}")
+                    raise TypeError(f"{where.format(i)}={part!r}: {not_writable(region)}")
             elif flat_view(part, where, i).readonly:
                 raise TypeError(
                     f"{where.format(i)}={shown(part)}: {type(part).__name__} is read-only: give a "
@@ -423,7 +424,8 @@ def call_of(where: str) -> str:
     return where.partition("()")[0]
 
 
-def _not_writable(region: MemoryRegion) -> str:
+def not_writable(region: MemoryRegion) -> str:
+    """Return why the device may not write to a region, for messages."""
     text = (
         f"it was registered with {names_of(region.access)}, and for the device to write to it "
         "takes Access.LOCAL_WRITE"

@@ -612,6 +612,52 @@ class ChainPort:
     def requests(self) -> list[WorkRequest]: ...
     def post(self, works: int = 0, sges: bytes = b"", /) -> int: ...
 
+class BlockPort:
+    """Moves blocks of registered memory (`_connection/blocks.py`): posts as many as there are slots
+    for, and the next ones whenever requests of its own have ended.
+
+    Args:
+        port: the port of the queue pair.
+        operation: the name of its requests.
+        is_read: READs, not WRITEs.
+        signals_all: each request is signaled, because the device does not keep their order.
+    """
+
+    changed: Callable[[], object] | None
+    """Called when no request is in flight: all have ended, or no slot is free. With `reports`, also
+    after each chain."""
+    reports: bool
+    immediate: int
+    """The immediate data of the last WRITE; -1: none."""
+    def __new__(cls, port: Port, operation: str, is_read: bool, signals_all: bool) -> Self: ...
+    @property
+    def error(self) -> Exception | None:
+        """The error of the first request that failed."""
+
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def is_over(self) -> bool:
+        """Whether no request is in flight, and none will be."""
+
+    @property
+    def total_bytes(self) -> int: ...
+    @property
+    def completed_bytes(self) -> int: ...
+    def add_pairs(self, pairs: list[Any], /) -> int: ...
+    def add_offsets(
+        self,
+        local: object,
+        remote: object,
+        ours: Buffer,
+        theirs: Buffer,
+        lengths: Buffer,
+        /,
+    ) -> int: ...
+    def add_empty(self) -> None: ...
+    def post(self, has_slot: bool, /) -> None: ...
+    def stop(self) -> None: ...
+
 @final
 class WorkRequest:
     """A posted work request. Await it for its WorkCompletion; any number of tasks may,

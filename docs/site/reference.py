@@ -74,7 +74,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "open_queue_pair",
             "types.Opening",
             "resolve",
-            "ResolvedAddress",
+            "types.ResolvedAddress",
             "devices",
             "run",
             "new_event_loop",
@@ -95,7 +95,15 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "connection": (
         "Connection",
         "",
-        ("Connection", "Message", "ConnectionInfo", "Chain", "EndOfStream"),
+        (
+            "Connection",
+            "Message",
+            "ConnectionInfo",
+            "Chain",
+            "Blocks",
+            "types.BlockTransfer",
+            "EndOfStream",
+        ),
     ),
     "listener": ("Listener", "", ("Listener", "ConnectionRequest")),
     "requests": (

@@ -278,6 +278,8 @@ NO_PARAMETERS = {
         "extra",
         "begin",
         "chain",
+        "write_blocks",  # test_blocks.py
+        "read_blocks",
         "ended",
         "query",
         "statistics",

@@ -112,6 +112,7 @@ USES: dict[str, Use] = {
     "grant": lambda c, region, remote, window: c.grant(bytearray(8), aiordma.Access.REMOTE_READ),
     "open_window": lambda c, region, remote, window: c.open_window(),
     "read": lambda c, region, remote, window: c.read(region, remote),
+    "read_blocks": lambda c, region, remote, window: c.read_blocks([(region[:], remote)]),
     "read_bytes": lambda c, region, remote, window: c.read_bytes(remote),
     "readv": lambda c, region, remote, window: c.readv([region], remote),
     "receive": lambda c, region, remote, window: c.receive(),

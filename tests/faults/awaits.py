@@ -107,6 +107,11 @@ async def close(opened: Any) -> None:
         await opened.aclose()
 
 
+async def awaited(transfer: Awaitable[None]) -> None:
+    """Await what is no coroutine."""
+    await transfer
+
+
 # -- messages -------------------------------------------------------------------------------------
 
 
@@ -207,6 +212,17 @@ async def writev(cut: Cut) -> None:
         await cut.run(client.writev([b"v" * 32, b"v" * 32], cell.remote))
         await works(client, server)
         cell.settle()
+
+
+@of("BlockTransfer.__await__")
+async def blocks(cut: Cut) -> None:
+    async with memories() as (client, server, ours, theirs):
+        source, cell = ours.cells[0], theirs.cells[0]
+        cell.begin(bytes(source.contents))
+        pairs = [(source.memory[i : i + 4], cell.remote[i : i + 4]) for i in range(60, -4, -4)]
+        await cut.run(awaited(client.write_blocks(pairs)))
+        await works(client, server)
+        cell.freeze()  # some of them may have arrived
 
 
 @of("Connection.read")

@@ -7,6 +7,7 @@
  * This file has the module: its types, and the objects that Python passes to it at import.
  */
 #include "arrivals.h"
+#include "block_port.h"
 #include "chain.h"
 #include "datagrams.h"
 #include "drain.h"
@@ -158,6 +159,7 @@ static int execute(PyObject *module)
         {"OpenRequests", &engine_open_type},
         {"Method", &engine_method_type},
         {"ChainPort", &engine_chain_type},
+        {"BlockPort", &engine_block_port_type},
         {"SharedPort", &engine_shared_type},
         {"CompletionFields", &engine_completion_type},
         {"Pool", &engine_pool_type},

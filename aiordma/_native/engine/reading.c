@@ -91,6 +91,18 @@ static int attribute(PyObject *object, PyObject *name, unsigned long long *value
     return *value == (unsigned long long)-1 && PyErr_Occurred() ? -1 : 0;
 }
 
+int engine_read_remote(PyObject *remote, unsigned long long *address, unsigned long long *length,
+                       unsigned long long *rkey)
+{
+    if ((PyObject *)Py_TYPE(remote) != engine_given.remote_class)
+        return 0;
+    return attribute(remote, engine_given.address, address) ||
+                   attribute(remote, engine_given.length, length) ||
+                   attribute(remote, engine_given.rkey, rkey)
+               ? -1
+               : 1;
+}
+
 /* Read the target. Most requests have the same target as the request before them. 1: it was read;
    0: take the general path; -1: an exception. */
 static int read_remote(Port *port, struct engine_work *work, PyObject *remote)
@@ -99,12 +111,9 @@ static int read_remote(Port *port, struct engine_work *work, PyObject *remote)
                        rkey = port->rkey;
 
     if (remote != port->remote) {
-        if ((PyObject *)Py_TYPE(remote) != engine_given.remote_class)
-            return 0;
-        if (attribute(remote, engine_given.address, &address) ||
-            attribute(remote, engine_given.length, &length) ||
-            attribute(remote, engine_given.rkey, &rkey))
-            return -1;
+        int is_read = engine_read_remote(remote, &address, &length, &rkey);
+        if (is_read <= 0)
+            return is_read;
         port->remote_address = address;
         port->remote_length = length;
         port->rkey = (unsigned int)rkey;

@@ -6,6 +6,9 @@
 #include "request.h"
 
 int engine_work_names(void);
+/* Read a RemoteMemory. 1: it was read; 0: it is something else; -1: an exception. */
+int engine_read_remote(PyObject *remote, unsigned long long *address, unsigned long long *length,
+                       unsigned long long *rkey);
 /*
  * Read the arguments of a post. 1: they were read; 0: the port cannot handle them, and the general
  * path has to; -1: an exception. Call engine_release_work in every case.
