@@ -52,12 +52,13 @@ from aiordma._connection.chain import Chain
 from aiordma._connection.connection import Connection, ConnectionInfo
 from aiordma._connection.connection_request import ConnectionRequest
 from aiordma._connection.connector import connect, prepare_connection
+from aiordma._connection.counter import Counter
 from aiordma._connection.domain import Domain
 from aiordma._connection.domain_source import open_domain
 from aiordma._connection.grant import Grant
 from aiordma._connection.listener import Listener, listen
 from aiordma._connection.messages import Message
-from aiordma._connection.reconnecting import Reconnecting, Session, reconnecting
+from aiordma._connection.reconnecting import Reconnecting, reconnecting
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_source import open_shared_receive
 from aiordma._connection.unmanaged_connection import (
@@ -92,6 +93,7 @@ __all__ = (
     "ConnectionInfo",
     "ConnectionOptions",
     "ConnectionRequest",
+    "Counter",
     "Datagram",
     "DatagramMessage",
     "DatagramPeer",
@@ -128,7 +130,6 @@ __all__ = (
     "RemoteMemory",
     "RetryExceededError",
     "RouteError",
-    "Session",
     "SharedReceiveQueue",
     "UnmanagedConnection",
     "UnreachableError",

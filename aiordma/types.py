@@ -4,6 +4,7 @@ from aiordma._base.opening import Opening
 from aiordma._base.options import ConnectionKeywords
 from aiordma._base.statistics import DeviceStatistics, ListenerStatistics, RequestStatistics
 from aiordma._connection.blocks import BlockTransfer
+from aiordma._connection.reconnecting import Session
 from aiordma._datagram.message import DatagramArrival, DatagramReceive
 from aiordma._requests.registrations import RegistrationCache
 from aiordma._runtime.address_lookup import ResolvedAddress
@@ -20,6 +21,7 @@ __all__ = (
     "RegistrationCache",
     "RequestStatistics",
     "ResolvedAddress",
+    "Session",
     "Trace",
     "TracedRequest",
 )

@@ -26,6 +26,7 @@ from aiordma._base.states import ConnectionState
 from aiordma._base.statistics import RequestStatistics
 from aiordma._connection.blocks import BlockPairs, Blocks, BlockTransfer
 from aiordma._connection.chain import Chain
+from aiordma._connection.counter import Counter, open_counter
 from aiordma._connection.grant import Grant, open_grant
 from aiordma._connection.messages import Message, MessageQueue
 from aiordma._connection.posting import Posting
@@ -443,6 +444,22 @@ class Connection(Posting, ObjectStream[bytes]):
             raise
 
     # -- messages ---------------------------------------------------------------------------------
+
+    def counter(self) -> Counter:
+        """Make a counter of the peer's notifications, which say that what it wrote is there.
+
+            counter = connection.counter()
+            await connection.send(region.remote().pack() + counter.number.to_bytes(4))
+            await counter.wait(2)  # the peer: write_blocks(..., immediate=number), twice
+
+        Raises:
+            ValueError: the program posts this connection's receives itself.
+            NotSupportedError: the device has no immediate data (siw).
+            ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError: the connection
+                has ended; the error is its cause.
+            EventLoopError, ForkError: called outside of its event loop, or in a forked child.
+        """
+        return open_counter(self._endpoint, self._messages.queue)
 
     def chain(self, *, signal_last_only: bool = False) -> Chain:
         """Collect requests in a `with` block, and post them with one call at its end.

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from aiordma._base.arguments import Buffer, seconds, shown, wrong_type
+from aiordma._base.arguments import Buffer, instance, seconds, shown, wrong_type
 from aiordma._base.enums import (
     REMOTE_ACCESS,
     REMOTE_WRITING,
@@ -31,6 +31,7 @@ from aiordma._base.enums import (
 )
 from aiordma._base.errors import BusyError, VerbsCallError, detached
 from aiordma._base.ranges import RemoteMemory
+from aiordma._connection.counter import Counter
 from aiordma._connection.posts import Posts
 from aiordma._endpoint.domain_state import kept_open, start_deregistering, wrong_domain
 from aiordma._endpoint.endpoint import Endpoint
@@ -241,6 +242,29 @@ class Grant:
             held._release()
         self._leave()
         self._ended.set()
+
+    async def until(self, counter: Counter, count: int) -> None:
+        """Wait until the peer has notified so often, as `Counter.wait` does. If the wait does not
+        come about, because it was cancelled, timed out or failed, the access ends first: the peer
+        writes nothing more into memory that the program goes on to use.
+
+        Args:
+            counter: a counter of this connection.
+            count: as of `Counter.wait`.
+
+        Raises:
+            as `Counter.wait`.
+            TypeError: `counter` is no Counter; the access ends.
+
+        Cancellation: the access ends, and the call returns once it has ended.
+        """
+        try:
+            instance(counter, "counter", Counter, "until")
+            await counter.wait(count)
+        except BaseException:
+            self._start_ending()
+            await outwait(self._ended)
+            raise
 
     async def ended(self) -> None:
         """Wait until the access has ended: by the end of the block, by `expires`, or by the end of

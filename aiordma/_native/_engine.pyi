@@ -92,6 +92,9 @@ class ArrivalQueue:
 
     at_once: int
     """How many arrivals were handed out since the task last paused."""
+    counters: dict[int, Callable[[], object]] | None
+    """What is called for notifications, by their number: messages without bytes, and WRITEs, with
+    this immediate data. They are no arrivals."""
     busy: bool
     """Whether a task is receiving."""
     fed: bool

@@ -278,6 +278,7 @@ NO_PARAMETERS = {
         "extra",
         "begin",
         "chain",
+        "counter",
         "write_blocks",  # test_blocks.py
         "read_blocks",
         "ended",

@@ -148,7 +148,7 @@ async def test_retry_on_refuses_the_flushes_of_other_errors() -> None:
     assert any(isinstance(e, aiordma.RemoteAccessError) for e in raised.value.exceptions)
 
 
-async def _receive_in_tasks(port: int, sessions: list[aiordma.Session]) -> None:
+async def _receive_in_tasks(port: int, sessions: list[aiordma.types.Session]) -> None:
     async def receive_twice(connection: aiordma.Connection, number: int) -> None:
         await connection.receive()
         try:
@@ -166,7 +166,7 @@ async def _receive_in_tasks(port: int, sessions: list[aiordma.Session]) -> None:
 
 
 async def test_errors_of_the_tasks_of_a_block_are_distinguished() -> None:
-    sessions: list[aiordma.Session] = []
+    sessions: list[aiordma.types.Session] = []
     async with serving(_answer_once) as port:
         with pytest.raises(ExceptionGroup) as raised:
             await _receive_in_tasks(port, sessions)

@@ -107,6 +107,12 @@ async def close(opened: Any) -> None:
         await opened.aclose()
 
 
+async def notify_waiting(end: aiordma.Connection, counter: aiordma.Counter) -> None:
+    """Notify the peer when its task waits."""
+    await anyio.wait_all_tasks_blocked()
+    await end.send(b"", immediate=counter.number)
+
+
 async def awaited(transfer: Awaitable[None]) -> None:
     """Await what is no coroutine."""
     await transfer
@@ -223,6 +229,19 @@ async def blocks(cut: Cut) -> None:
         await cut.run(awaited(client.write_blocks(pairs)))
         await works(client, server)
         cell.freeze()  # some of them may have arrived
+
+
+@of("Counter.wait", "Grant.until", needs="immediate")
+async def counter_wait(cut: Cut) -> None:
+    async with memories() as (client, server, ours, _):
+        counter = client.counter()
+        async with client.grant(ours.cells[0].memory, Access.REMOTE_READ) as grant:
+            async with anyio.create_task_group() as group:
+                group.start_soon(notify_waiting, server, counter)
+                waited = await cut.run(grant.until(counter, 1))
+            assert grant.is_active or waited is CANCELLED
+        await counter.wait(1)  # a cancelled wait has taken nothing
+        await works(client, server)
 
 
 @of("Connection.read")

@@ -281,6 +281,25 @@ static int is_quiet(const Request *request, const struct aiordma_completion *com
     return queue_of(receives, completion->qp_num) && (receives->posted > 1 || !receives->count);
 }
 
+/* Count a message that is a notification: immediate data, and no bytes. Returns whether it is one. */
+static int is_counted(const ArrivalQueue *queue, const struct aiordma_completion *completion)
+{
+    int is_empty = completion->opcode == IBV_WC_RECV && !completion->byte_len &&
+                   completion->wc_flags & IBV_WC_WITH_IMM;
+
+    if (!queue->counters || !PyDict_CheckExact(queue->counters) ||
+        (completion->opcode != IBV_WC_RECV_RDMA_WITH_IMM && !is_empty))
+        return 0;
+    PyObject *number = PyLong_FromUnsignedLong(completion->immediate);
+    PyObject *count = number ? PyDict_GetItemWithError(queue->counters, number) : NULL;
+    PyObject *result = count ? engine_call_alone(count, NULL, 0) : NULL;
+    Py_XDECREF(number);
+    if (!result && PyErr_Occurred())
+        engine_log("counting a notification for %r failed", queue->owner);
+    Py_XDECREF(result);
+    return count != NULL;
+}
+
 static void arrived(Request *request)
 {
     PooledReceives *receives = (PooledReceives *)request->poster;
@@ -294,7 +313,9 @@ static void arrived(Request *request)
     ArrivalQueue *queue =
         has_succeeded || !receives->members ? queue_of(receives, request->completion.qp_num) : NULL;
     Py_XINCREF(queue);
-    if (has_succeeded && queue && push(queue, lease, &request->completion)) {
+    if (has_succeeded && queue && is_counted(queue, &request->completion)) {
+        engine_give_back(receives, lease);
+    } else if (has_succeeded && queue && push(queue, lease, &request->completion)) {
         engine_return_block(lease);
         notify_refused(receives, ENOMEM); /* the message is lost, so the endpoint has to end */
     } else if (lease && (!has_succeeded || !queue)) {
@@ -384,6 +405,7 @@ static int queue_traverse(ArrivalQueue *queue, visitproc visit, void *arg)
     Py_VISIT(queue->receives);
     Py_VISIT(queue->port);
     Py_VISIT(queue->waiter);
+    Py_VISIT(queue->counters);
     for (Py_ssize_t i = 0; i < queue->count; i++)
         Py_VISIT(engine_arrival_at(queue, i)->lease);
     return 0;
@@ -392,6 +414,7 @@ static int queue_traverse(ArrivalQueue *queue, visitproc visit, void *arg)
 static int queue_clear(ArrivalQueue *queue)
 {
     Py_CLEAR(queue->waiter);
+    Py_CLEAR(queue->counters);
     while (queue->count)
         Py_DECREF(engine_pop_arrival(queue));
     return 0;
@@ -642,6 +665,8 @@ static PyMemberDef queue_members[] = {
      "The number of blocks that the program holds by views."},
     {"most_views", T_PYSSIZET, offsetof(ArrivalQueue, most_views), READONLY,
      "With so many views, nothing more can arrive."},
+    {"counters", T_OBJECT, offsetof(ArrivalQueue, counters), 0,
+     "What is called for the notifications with a number, by the number; None before."},
     {"busy", T_BOOL, offsetof(ArrivalQueue, busy), 0, "Whether a task is receiving."},
     {"fed", T_BOOL, offsetof(ArrivalQueue, fed), 0, "Whether blocks are posted for it."},
     {NULL, 0, 0, 0, NULL},

@@ -27,7 +27,8 @@ struct ArrivalQueue {
     Port *port;                     /* of the endpoint */
     struct engine_arrival *arrived; /* a ring of `room` entries, a power of two */
     Py_ssize_t first, count, room;
-    PyObject *waiter; /* of the task that receives, or NULL */
+    PyObject *waiter;   /* of the task that receives, or NULL */
+    PyObject *counters; /* a dict of what counts notifications, by their number; or NULL */
     Py_ssize_t pause, at_once;
     Py_ssize_t views, most_views;
     char busy, fed;
