@@ -597,8 +597,7 @@ class QueuePair(Resource):
         """Post a receive whose sges are packed."""
         request = RECEIVE_REQUEST.pack(wr_id, count, 0)
         posted = ffi.new("uint32_t *")
-        if self._closed:
-            self._require_open()
+        self._require_open()
         error = lib.aiordma_post_recv_chain(
             self.pointer, ffi.NULL, request, 1, sges, len(sges), posted
         )

@@ -15,8 +15,9 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -24,12 +25,12 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import streams
+from aiordma import streams, verbs
 from tests.device.players import both_ways, connected, one_loop
 from tests.device.transports import echo
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.forked import python
-from tests.internals import SOFTWARE
+from tests.internals import SOFTWARE, find_gid
 from tests.unit.sources import ROOT
 
 pytestmark = pytest.mark.slow
@@ -364,6 +365,114 @@ def test_synchronous_objects_are_the_parents_too() -> None:
         assert queue.poll() == []
         with context.alloc_pd():
             pass
+
+
+WITHOUT_DEVICE = {"address", "close", "domain", "kind", "length", "lkey", "view"}
+"""What a region knows, and a Context's kind, which is "software" without a query. A child's close
+leaves the parent's object alone."""
+
+
+def each_call(made: verbs.Resource) -> list[str]:
+    """The names of what a program can call on an object, and of its properties."""
+    names: list[str] = []
+    for owner in type(made).__mro__:
+        if owner is verbs.Resource:
+            break
+        names += (name for name in vars(owner) if not name.startswith("_"))
+    return [name for name in dict.fromkeys(names) if name not in WITHOUT_DEVICE]
+
+
+@pytest.mark.natively
+@pytest.mark.promise("Fork safety")
+def test_every_call_on_a_verbs_object_raises_fork_error() -> None:
+    def opened(made: Any) -> Any:
+        return stack.enter_context(made)
+
+    with ExitStack() as stack:
+        context = opened(verbs.Device(DEVICE).open())
+        domain = opened(context.alloc_pd())
+        channel = opened(verbs.CompletionChannel(context))
+        queue = opened(verbs.CompletionQueue(context, 16, channel, timestamps=True))
+        region = opened(aiordma.MemoryRegion(domain, bytearray(8), aiordma.Access.MW_BIND))
+        window = opened(verbs.MemoryWindow(domain, verbs.MemoryWindowType.TYPE_1))
+        shared = opened(verbs.RawSharedReceiveQueue(domain, 16))
+        pair = opened(verbs.QueuePair.create(domain, queue, queue))
+        events = opened(verbs.EventChannel(DEVICE))
+        identifier = opened(verbs.Identifier(events))
+        vector = verbs.AddressVector(gid=context.query_gid())
+        handle = opened(verbs.AddressHandle(domain, vector))
+        size, parameters, ece = verbs.Capacity(), verbs.ConnectionParameters(), verbs.Ece(1, 1)
+        state, send = verbs.QueuePairState.INIT, verbs.WorkRequestOpcode.SEND
+        completion = aiordma.WorkCompletion._make([0] * 14)
+        group = bytes(16)
+        # Arguments of the calls that need some.
+        arguments: dict[Any, dict[str, tuple[Any, ...]]] = {
+            queue: {"resize": (32,), "moderate": (1, 1)},
+            region: {"reregister": (aiordma.Access.LOCAL_WRITE,)},
+            pair: {
+                "create": (domain, queue, queue),
+                "modify": (state,),
+                "query_data_in_order": (send,),
+                "post_send": (1, []),
+                "post_recv": (1, []),
+                "post_send_chain": ([verbs.SendWork("SEND", send, b"", 0)], [1], [0]),
+                "bind_window": (1, window, region[:], 0, 0),
+                "attach_multicast": (group,),
+                "detach_multicast": (group,),
+            },
+            shared: {"post_srq_recv": ([(1, [])],)},
+            identifier: {
+                "set_option": (1, b"1"),
+                "set_ack_timeout": (1,),
+                "set_tos": (1,),
+                "set_reuse_address": (True,),
+                "set_ipv6_only": (True,),
+                "migrate": (events,),
+                "bind": (ADDRESS, 0),
+                "listen": (1,),
+                "resolve_address": (ADDRESS, 1, None, 1),
+                "resolve_route": (1,),
+                "create_queue_pair": (domain, queue, queue, size),
+                "connect": (parameters,),
+                "accept": (parameters,),
+                "init_qp_attr": (state,),
+                "set_local_ece": (ece,),
+                "join_multicast": ("239.1.1.1",),
+                "leave_multicast": ("239.1.1.1",),
+            },
+        }
+
+        def call(made: verbs.Resource, name: str) -> object:
+            found = getattr(made, name)
+            result = found(*arguments.get(made, {}).get(name, ())) if callable(found) else found
+            return next(result) if isinstance(result, Iterator) else result
+
+        def use() -> None:
+            objects = (context, domain, channel, queue, region, window, shared, pair, events)
+            for made in (*objects, identifier, handle):
+                refused(made.__enter__)
+                for name in each_call(made):
+                    refused(partial(call, made, name))
+            refused(lambda: setattr(window, "rkey", 1))
+            refused(lambda: region[:].advise(verbs.MemoryAdvice.PREFETCH))
+            refused(lambda: verbs.AddressVector.of_sender(context, 1, completion, bytes(40)))
+            refused(lambda: find_gid(context, 1, ADDRESS))
+            for make in (verbs.CompletionChannel, verbs.ProtectionDomain):
+                refused(partial(make, context))
+            refused(lambda: verbs.CompletionQueue(context, 16))
+            refused(lambda: verbs.MemoryWindow(domain))
+            refused(lambda: verbs.RawSharedReceiveQueue(domain, 16))
+            refused(lambda: verbs.AddressHandle(domain, vector))
+            refused(lambda: verbs.DmabufRegion(domain, 0, 8))
+            refused(lambda: verbs.Identifier(events))
+            for made in (*objects, identifier, handle):
+                made.close()
+
+        before = aiordma.testing.software_objects()
+        assert in_child(use) == ""
+        assert aiordma.testing.software_objects() == before
+        pair.modify(state, port=1, pkey_index=0, access=0)
+        pair.post_recv(1, [])
 
 
 @pytest.mark.promise("Fork safety")
