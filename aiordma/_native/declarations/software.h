@@ -11,8 +11,8 @@ struct aiordma_software_counts {
 /*
  * The software device's table, filled at the first call. NULL: out of memory.
  *
- * In the child of a fork, every call on an object of the parent fails with EPERM and has no effect.
- * Objects that the child creates itself work.
+ * A forked child must not use the objects of its parent: no call checks that. Objects that the
+ * child creates itself work.
  */
 const struct aiordma_provider *aiordma_software(void);
 

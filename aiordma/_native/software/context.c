@@ -193,7 +193,6 @@ static struct sw_context *new_context(void)
     context->verbs.context.async_fd = fd;
     context->verbs.context.num_comp_vectors = SW_COMPLETION_VECTORS;
     pthread_mutex_init(&context->verbs.context.mutex, NULL);
-    context->generation = sw_device.generation;
     context->next = sw_device.contexts;
     sw_device.contexts = context;
     sw_device.counts.contexts++;

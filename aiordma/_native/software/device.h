@@ -36,7 +36,6 @@ struct sw_device {
     struct ibv_device ibv;
     pthread_mutex_t lock;
     pthread_cond_t changed; /* signaled by every acknowledgement: see sw_wait and sw_changed */
-    uint32_t generation;    /* counts forks: older objects are the parent's (fork.c) */
     struct aiordma_software_counts counts;
     struct aiordma_software_memory memory;
     uint64_t completions, reads;     /* counts: completions made, and reads of streams */

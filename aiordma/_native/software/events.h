@@ -24,7 +24,6 @@ struct sw_subject {
 struct sw_context {
     struct verbs_context verbs; /* ends with the public struct ibv_context */
     struct sw_context *next;
-    uint32_t generation;
     uint32_t objects; /* domains, queues and channels: they keep the context from being closed */
     struct sw_async_event *first_event, *last_event; /* verbs.context.async_fd signals them */
     struct sw_subject port;

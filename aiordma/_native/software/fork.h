@@ -4,7 +4,7 @@
 
 #include "device.h"
 
-/* Guard all calls against objects of a parent process, and register for forks. 0 or an errno. */
-int sw_guard(struct aiordma_provider *table);
+/* From now on, a forked child begins without the parent's objects. 0 or an errno. */
+int sw_prepare_forks(void);
 
 #endif

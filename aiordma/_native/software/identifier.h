@@ -13,7 +13,6 @@
 struct sw_event_channel {
     struct rdma_event_channel ibv; /* fd: the notifier's */
     struct sw_notifier notifier;
-    uint32_t generation; /* set by fork.c */
     struct sw_event *first, *last;
     uint32_t identifiers;
 };

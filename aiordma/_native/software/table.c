@@ -42,7 +42,7 @@ static void fill(void)
     sw_fill_group(&table);
     sw_fill_cm(&table);
     sw_fill_address(&table);
-    failure = sw_guard(&table);
+    failure = sw_prepare_forks();
 }
 
 const struct aiordma_provider *aiordma_software(void)
