@@ -66,21 +66,3 @@ def test_answer_needs_no_search_of_the_queue(software_device: list[Path], tmp_pa
     binary = build_with_device("answers", software_device, tmp_path)
     ran = subprocess.run([binary], env=WITHOUT_RUNTIME, capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
-
-
-def test_echo(software_device: list[Path], tmp_path: Path) -> None:
-    """The program that measures the device, for a moment: each way of waiting ends."""
-    binary = build_with_device("echo", software_device, tmp_path)
-    ran = subprocess.run([binary, "64", "100", "1"], capture_output=True, text=True, timeout=60)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["sleep", "spin", "tcp"]
-
-
-def test_connects(software_device: list[Path], tmp_path: Path) -> None:
-    """The program that measures connections, for a moment."""
-    binary = build_with_device("connects", software_device, tmp_path)
-    ran = subprocess.run(
-        [binary, "100"], env=WITHOUT_RUNTIME, capture_output=True, text=True, timeout=60
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout.startswith("connection: ")
