@@ -41,7 +41,7 @@ from aiordma._loop.threads import (
     calls_under_way,
     start_call,
 )
-from aiordma._native import COPY_LIMIT, Drain, StreamPath, ffi, lib
+from aiordma._native import COPY_LIMIT, Drain, StreamPath, ffi
 from aiordma._requests.pool import BufferPool, Lease
 from aiordma._runtime import device_choice, reactor
 from aiordma._runtime.device_choice import with_device
@@ -110,7 +110,6 @@ __all__ = (
     "identifier_of",
     "is_closed",
     "kept_queues",
-    "lib",
     "make_in_thread",
     "names_of",
     "open_on",
