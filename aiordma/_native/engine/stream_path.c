@@ -553,7 +553,8 @@ static void send_control(StreamPath *path)
         refused(path, error > 0 ? error : 0, 0);
         return;
     }
-    if (path->control == NO_CONTROL || !path->control_slots || engine_stream_is_over(path)) {
+    if (path->control == NO_CONTROL || !path->control_slots || engine_stream_is_over(path) ||
+        !is_usable(path, 0)) {
         abandon(made, 1);
         return;
     }
