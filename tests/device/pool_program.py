@@ -17,7 +17,7 @@ import anyio
 
 import aiordma
 
-SECONDS = 80
+SECONDS = 110
 
 
 def work(number: int) -> tuple[int, int]:

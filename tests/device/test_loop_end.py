@@ -23,8 +23,15 @@ pytestmark = [
 
 MakeLoop = Callable[[], asyncio.AbstractEventLoop]
 
-AT_ONCE = reactor.END_SECONDS / 2
+LONG = 60.0
+AT_ONCE = LONG / 2
 """Seconds: an end that takes longer has waited for what does not end."""
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a loop waits LONG for its tasks: longer than any of them takes here."""
+    monkeypatch.setattr(reactor, "END_SECONDS", LONG)
 
 
 def run(make_loop: MakeLoop, main: Callable[[], Coroutine[Any, Any, None]]) -> float:

@@ -123,12 +123,12 @@ CONNECT = [aiordma.connect, streams.connect_stream, connect_asyncio, valkey.open
 async def test_lookup_and_answer_share_the_time_limit(
     monkeypatch: pytest.MonkeyPatch, connect: Connect
 ) -> None:
-    names(monkeypatch, ADDRESS, seconds=1.0)
+    names(monkeypatch, ADDRESS, seconds=2.0)
     async with aiordma.listen(ADDRESS, 0) as listener:  # and accepts no request
         began = time.monotonic()
         with pytest.raises(aiordma.ConnectTimeoutError, match="accept took longer than"):
-            await connect(MANY, listener.port, timeout=1.5)
-        assert 1.4 < time.monotonic() - began < 2.3  # 2.5 if each had all of it
+            await connect(MANY, listener.port, timeout=3)
+        assert 2.9 < time.monotonic() - began < 4.9  # 5 if each had all of it
     await until(lambda: not reactor_in_use())
 
 
@@ -281,8 +281,8 @@ async def test_silent_address_leaves_time_for_the_next(
     names(monkeypatch, ADDRESS, IPV6)
     async with aiordma.listen(ADDRESS, 0) as silent, echoing(IPV6, silent.port) as port:
         began = time.monotonic()
-        opened = await connect(MANY, port, timeout=3)
-        assert 1.2 < time.monotonic() - began < 3  # a half of it
+        opened = await connect(MANY, port, timeout=6)
+        assert 2.7 < time.monotonic() - began < 6  # a half of it
         await opened.aclose() if isinstance(opened, streams.Stream) else opened.abort()
     await until(lambda: not reactor_in_use())
 
@@ -337,8 +337,8 @@ async def test_silent_addresses_share_the_time_limit(
     ):
         began = time.monotonic()
         with pytest.raises(aiordma.RdmaConnectionError):
-            await connect(MANY, one.port, timeout=0.6)
-        assert 0.5 < time.monotonic() - began < 1.7  # 1.8 if each address had all of it
+            await connect(MANY, one.port, timeout=1.5)
+        assert 1.4 < time.monotonic() - began < 4.4  # 4.5 if each address had all of it
     await until(lambda: not reactor_in_use())
 
 

@@ -449,7 +449,7 @@ def test_open_transports_delay_the_end_of_the_loop_together(
         began.append(time.monotonic())
 
     run(main)
-    assert 1.0 <= time.monotonic() - began[0] < 4.0
+    assert 1.0 <= time.monotonic() - began[0] < 9.0  # ten if one waited for the other
 
 
 # -- warnings -------------------------------------------------------------------------------------

@@ -203,12 +203,12 @@ async def test_a_peer_that_announces_nothing_is_not_waited_for() -> None:
     """The wait for the accept and for the announcement share the time limit."""
     async with await aiordma.listen(ADDRESS) as listener:
         began = time.monotonic()
-        connecting = asyncio.ensure_future(open_connection(ADDRESS, listener.port, timeout=1.5))
-        await asyncio.sleep(1)
+        connecting = asyncio.ensure_future(open_connection(ADDRESS, listener.port, timeout=3))
+        await asyncio.sleep(2)
         async with await listener.accept():
-            with pytest.raises(aiordma.ConnectTimeoutError, match=r"no memory within 1\.5 s"):
+            with pytest.raises(aiordma.ConnectTimeoutError, match=r"no memory within 3 s"):
                 await connecting
-        assert 1.4 < time.monotonic() - began < 2.3  # 2.5 if each had all of it
+        assert 2.9 < time.monotonic() - began < 4.9  # 5 if each had all of it
 
 
 async def test_a_cancelled_open_leaves_nothing() -> None:
