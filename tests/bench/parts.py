@@ -17,6 +17,7 @@ from aiordma.bench.loops import SPIN
 from . import (
     beside_c,
     beside_tcp,
+    blocks,
     connections,
     connects,
     dask_comms,
@@ -83,6 +84,7 @@ PARTS = (
     Part("beside_c", beside_c.rows, HERE),
     Part("beside_tcp", beside_tcp.rows, HERE, SPIN),
     Part("streams", streams.rows, HERE),
+    Part("blocks", blocks.rows, HERE),
     Part("dask", dask_comms.rows, HERE),
     Part("connects", connects.rows, HERE, SPIN),
     Part("software_connections", connections.software_rows, HERE, SPIN),

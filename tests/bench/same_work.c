@@ -20,7 +20,7 @@
  * DEVICE: software or rdma-core. POLLING: 1, poll for ever; 0, sleep on the completion channel.
  * OPERATION: echo, send, read or write. Every request is signaled. DEPTH operations are in flight,
  * over all connections in turn. RECEIVES: of the server for each connection's sends, each into
- * memory of its own.
+ * memory of its own; for READs and WRITEs, the pieces of memory on both sides that they take in turn.
  */
 #include "provider.h"
 
@@ -37,6 +37,8 @@
 enum { ECHO, SEND, READ, WRITE, OPERATIONS, CONNECT, AT_ONCE };
 enum { BATCH = 32, SAMPLES = 1 << 20, RESOURCES = 16, STOP = 1, TIMEOUT_MS = 5000 };
 enum { FUNCTIONS = 4096, APART = 64 };
+/* Between two operations: prime, so that all pieces are taken. */
+enum { APART_PIECES = 7919 };
 /* Connections that the client has closed and the server has not: their completions stay queued. */
 enum { UNCLOSED = 64 };
 
@@ -131,7 +133,8 @@ static void post(uint32_t number, uint32_t piece, enum ibv_wr_opcode opcode, uin
             .num_sge = 1,
             .opcode = opcode,
             .send_flags = IBV_SEND_SIGNALED,
-            .wr.rdma = {.remote_addr = peer->place.address, .rkey = peer->place.rkey},
+            .wr.rdma = {.remote_addr = peer->place.address + (uint64_t)piece * here.work.size,
+                        .rkey = peer->place.rkey},
         };
 
     check_answer(ibv_post_send(peer->id->qp, &request, &bad), "ibv_post_send");
@@ -195,6 +198,14 @@ static uint32_t sends_of_each(void)
     return 2 * depth_of_each() + 1; /* an answer may be seen before its question's completion */
 }
 
+/* Of memory that one-sided operations take in turn, or that a message is sent from. */
+static uint32_t pieces(void)
+{
+    int is_one_sided = here.work.operation == READ || here.work.operation == WRITE;
+
+    return is_one_sided ? here.work.receives : 1;
+}
+
 static void prepare(struct ibv_context *context)
 {
     uint32_t each = receives_of_each() + sends_of_each(), entries = here.work.connections * each;
@@ -231,7 +242,7 @@ static void set_up(uint32_t number, struct rdma_cm_id *id)
     peer->receives = receives_of_each();
     check(here.calls->cm_create_qp(id, here.domain, &attributes), "rdma_create_qp");
     if (!peer->region) { /* else the memory of the connection before */
-        length = (size_t)here.work.size * (peer->receives + 1);
+        length = (size_t)here.work.size * (peer->receives + pieces());
         check(posix_memalign((void **)&peer->memory, 4096, length), "posix_memalign");
         memset(peer->memory, 0, length);
         peer->region = here.calls->reg_mr(here.domain, peer->memory, length,
@@ -537,10 +548,15 @@ static void start(uint32_t number, uint32_t piece)
     static const enum ibv_wr_opcode opcodes[OPERATIONS] = {IBV_WR_SEND, IBV_WR_SEND,
                                                            IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE};
 
-    if (here.work.operation == ECHO)
+    static uint32_t next;
+
+    if (here.work.operation == ECHO) {
         post_receive(number, piece);
-    post(number, here.work.operation == ECHO ? here.peers[number].receives : 0,
-         opcodes[here.work.operation], here.work.size);
+        piece = here.peers[number].receives;
+    } else {
+        piece = next++ * APART_PIECES % pieces();
+    }
+    post(number, piece, opcodes[here.work.operation], here.work.size);
 }
 
 static int ascending(const void *one, const void *other)

@@ -38,7 +38,7 @@ def rounds_of(
     connections: int = 1,
     rounds: int = 1,
     functions: int = 0,
-    receives: int = RECEIVES,
+    receives: int | None = None,
 ) -> list[Reading]:
     """Measure in one pair of processes; return the rounds' medians of the time of an operation in
     microseconds, or with a depth above 1 the operations per second.
@@ -52,10 +52,13 @@ def rounds_of(
         connections: the operations go over all of them in turn.
         rounds: how many.
         functions: with a depth of 1, called between two operations, each at its own address.
-        receives: of the server, for sends, each into memory of its own.
+        receives: of the server, for sends, each into memory of its own; for READs and WRITEs, the
+            pieces of memory that they take in turn.
     """
     place = [host, free_port(), str(int(polling))]
     milliseconds = round(seconds * 1000)
+    if receives is None:
+        receives = RECEIVES if work.operation == "send" else 1
     numbers = (work.size, work.depth, connections, milliseconds, rounds, functions, receives)
     printed = against_itself(
         _program(device),
@@ -103,7 +106,7 @@ def measured(
     work: Workload,
     seconds: float,
     polling: bool,
-    receives: int = RECEIVES,
+    receives: int | None = None,
 ) -> Reading:
     """Measure once."""
     (reading,) = rounds_of(host, device, work, seconds, polling=polling, receives=receives)

@@ -193,16 +193,13 @@ def _writes_by_asyncio(at: Peers, where: str, size: int) -> Row:
 def _processor_times(at: Peers, size: int) -> list[Row]:
     """Return rows of what the writes cost both sides together."""
 
-    def each_gib(found: Measurement) -> Reading:
-        return Reading(found.cpu_seconds / (found.count * size) * GIB, extra=found.as_dict())
-
     def row(name: str, candidate: Callable[[], Measurement]) -> Row:
         return Row(
             f"software/stream/write/{size}{name}/processor_time",
             "s per GiB",
-            lambda: each_gib(candidate()),
+            lambda: each_gib(candidate(), size),
             "asyncio TCP streams",
-            lambda: each_gib(_run_tcp(at, _write_asyncio, size)),
+            lambda: each_gib(tcp_writes(at, size), size),
             limit=1.5,
             note="of both sides",
         )
@@ -211,6 +208,16 @@ def _processor_times(at: Peers, size: int) -> list[Row]:
         row("", lambda: _run(at, _write_byte_stream, size)),
         row("/open_connection", lambda: _run_rdma(at, _write_asyncio, size)),
     ]
+
+
+def each_gib(found: Measurement, size: int) -> Reading:
+    """Return the processor time for a GiB of writes of so many bytes."""
+    return Reading(found.cpu_seconds / (found.count * size) * GIB, extra=found.as_dict())
+
+
+def tcp_writes(at: Peers, size: int) -> Measurement:
+    """Measure writes by asyncio's TCP streams."""
+    return _run_tcp(at, _write_asyncio, size)
 
 
 async def _write_byte_stream(here: Candidates, port: int, size: int) -> Measurement:
