@@ -40,6 +40,8 @@ ROOT = Path(__file__).resolve().parents[2]
 INTEGRATIONS: dict[str, tuple[ModuleType, str]] = {
     name: (importlib.import_module(f"aiordma.integrations.{name}"), introduction)
     for name, introduction in {
+        "arrays": "Arrays by name. [Arrays and tensors](../arrays.md) explains it. `pip install "
+        "'aiordma[numpy]'`.",
         "dask": "A backend of Dask's distributed. [Dask over RDMA](../dask.md) explains it. A "
         "program need not import it: distributed finds it by its entry point.",
         "valkey": "A client of Valkey. [Valkey over RDMA](../valkey.md) explains it.",
