@@ -1,10 +1,10 @@
-"""A key-value cache of fixed blocks: clients READ many scattered blocks with one post.
+"""A key-value cache of fixed blocks: clients READ many scattered blocks with one call.
 
     python examples/kv_blocks.py --serve 192.0.2.1      # one terminal
     python examples/kv_blocks.py 192.0.2.1              # another, any number of times
 
 The server's memory is registered once, for all clients. A client asks by a message where the blocks
-of its keys are, and READs them all with one chain: the server's processor moves no data. The server
+of its keys are, and READs them all with one call: the server's processor moves no data. The server
 evicts and reuses blocks without asking anybody, so a READ can return a part of one value and a part
 of the next. Each block has the number of its use and a checksum. A client asks again for a block
 that has another number or does not match its checksum.
@@ -99,15 +99,13 @@ class Client:
             places = json.loads(await self.connection.receive())
             found = [(key, *place) for key, place in zip(keys, places, strict=False) if place]
             keys = keys[MOST_KEYS:]
-            with self.connection.chain() as chain:  # posted at the end of the block, in one call
-                reads = [
-                    chain.post_read(
-                        self.local[slot * BLOCK : slot * BLOCK + BLOCK],
-                        self.remote[block * BLOCK : block * BLOCK + BLOCK],
-                    )
-                    for slot, (_, block, _) in enumerate(found)
-                ]
-            await asyncio.gather(*reads)
+            await self.connection.read_blocks(
+                (
+                    self.local[slot * BLOCK : slot * BLOCK + BLOCK],
+                    self.remote[block * BLOCK : block * BLOCK + BLOCK],
+                )
+                for slot, (_, block, _) in enumerate(found)
+            )
             for slot, (key, _, use) in enumerate(found):
                 block = bytes(self.local[slot * BLOCK : slot * BLOCK + BLOCK].view)
                 value = block[HEADER.size :]
@@ -119,8 +117,7 @@ class Client:
 
 
 async def use(address: str, port: int, rounds: int) -> None:
-    options = aiordma.ConnectionOptions(max_send_wr=MOST_KEYS + 1)
-    async with aiordma.connect(address, port, options=options) as connection:
+    async with aiordma.connect(address, port) as connection:
         await connection.send(b"ready")
         client = Client(connection, aiordma.RemoteMemory.unpack(await connection.receive()))
         got = 0

@@ -132,6 +132,15 @@ def test_key_value_example_reads_the_blocks_of_its_keys() -> None:
     assert 100 < int(found[1]) < 1000
 
 
+@pytest.mark.capability("immediate")
+def test_handover_survives_the_crash_of_prefill() -> None:
+    blocks = 10_000 if DEVICE == SOFTWARE else 500
+    done = run("examples/kv_handover.py", ADDRESS, "--blocks", str(blocks))
+    first, second = done.stdout.splitlines()
+    assert first.startswith("prefill is gone: ")
+    assert second == f"{blocks} of {blocks} blocks are right"
+
+
 def test_version_example_finds_whole_versions() -> None:
     # In the virtual machine, a READ takes much longer.
     slow = () if DEVICE == SOFTWARE else ("--mib", "1", "--rest", "0.2")
