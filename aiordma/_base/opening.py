@@ -8,42 +8,84 @@ from contextlib import AbstractAsyncContextManager
 from types import GenericAlias, TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
-__all__ = ("Opening", "opens")
+__all__ = ("Opening", "WrappedCoroutine", "opens")
 
 Opened = TypeVar("Opened", bound=AbstractAsyncContextManager[Any])
+Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
 
 
-class Opening(Coroutine[Any, Any, Opened]):
+class WrappedCoroutine(Coroutine[Any, Any, Result]):
+    """A coroutine, as a base of classes that have other methods, too. Task groups,
+    `asyncio.create_task`, `asyncio.wait_for` and similar functions accept it. If it is never
+    awaited, Python warns as for any coroutine."""
+
+    __slots__ = ("__weakref__", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Result]) -> None:
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, Any, Result]:
+        # Itself, which has the coroutine's frames: dumps of tasks follow them. The iterator of the
+        # coroutine has none.
+        return cast("Generator[Any, Any, Result]", self)
+
+    def __next__(self) -> Any:
+        return self._coroutine.send(None)
+
+    def send(self, value: Any) -> Any:
+        """Run the coroutine to its next wait, as event loops do.
+
+        Args:
+            value: the result of the current wait; None for the first step.
+
+        Raises:
+            StopIteration: it has returned; the exception's `value` is the result.
+            Exception: the exception that it raised.
+        """
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an exception in the coroutine at its current wait, as event loops do.
+
+        Args:
+            error: as of a coroutine's `throw`.
+
+        Raises: as `send`.
+        """
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """Drop it, if it was never awaited, without a warning.
+
+        Raises: nothing.
+        """
+        self._coroutine.close()
+
+    def __getattr__(self, name: str) -> Any:
+        # The coroutine's name, frame and state, which event loops and debuggers read.
+        return getattr(self._coroutine, name)
+
+
+class Opening(WrappedCoroutine[Opened]):
     """An object that will be opened. Use it once, in one of two ways:
 
         async with aiordma.connect("192.0.2.1", 7471) as connection: ...
         connection = await aiordma.connect("192.0.2.1", 7471)
 
     The end of the block closes the object. Nothing happens until the Opening is awaited or entered.
-    If it never is, Python warns as for any coroutine. It is a coroutine, so task groups,
-    `asyncio.create_task`, `asyncio.wait_for` and similar functions accept it.
+    It is a coroutine.
 
     Cancellation: during the opening, as documented for the function that returned it. The end of
     the block closes the object, also after a cancellation.
     """
 
-    __slots__ = ("__weakref__", "_coroutine", "_opened")
+    __slots__ = ("_opened",)
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Opened]) -> None:
-        self._coroutine = coroutine
-        self._opened: Opened
+    _opened: Opened
 
     def __repr__(self) -> str:
         return f"<Opening {self._coroutine!r}>"
-
-    def __await__(self) -> Generator[Any, Any, Opened]:
-        # Itself, which has the coroutine's frames: dumps of tasks follow them. The iterator of the
-        # coroutine has none.
-        return cast("Generator[Any, Any, Opened]", self)
-
-    def __next__(self) -> Any:
-        return self._coroutine.send(None)
 
     async def __aenter__(self) -> Opened:
         self._opened = await self._coroutine
@@ -73,23 +115,6 @@ class Opening(Coroutine[Any, Any, Opened]):
         if value is not None and self._has_not_begun():
             raise TypeError(f"send(): {self._unopened_text()}")
         return self._coroutine.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        """Raise an exception in the coroutine at its current wait, as event loops do.
-
-        Args:
-            error: as of a coroutine's `throw`.
-
-        Raises: as `Opening.send`.
-        """
-        return self._coroutine.throw(*error)
-
-    def close(self) -> None:
-        """Drop an Opening that was never awaited, without a warning.
-
-        Raises: nothing.
-        """
-        self._coroutine.close()
 
     def __getattr__(self, name: str) -> Any:
         # The coroutine's name, frame and state, which event loops and debuggers read.

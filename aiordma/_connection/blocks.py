@@ -1,14 +1,14 @@
 """Blocks: any number of pieces of registered memory, moved to the peer or from it by one await."""
 
 from array import array
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import anyio.lowlevel
 
 from aiordma._base.arguments import Buffer, whole_number, wrong_type
 from aiordma._base.errors import detached
+from aiordma._base.opening import WrappedCoroutine
 from aiordma._base.ranges import RemoteMemory
 from aiordma._endpoint.capabilities import require_immediate, require_reads
 from aiordma._endpoint.domain_state import wrong_domain
@@ -48,9 +48,9 @@ class Blocks:
     lengths: int | Buffer | Sequence[int]
 
 
-class BlockTransfer(Awaitable[None]):
-    """The transfer of `Connection.write_blocks` and `read_blocks`. Await it, once, to begin it, and
-    to wait for its end.
+class BlockTransfer(WrappedCoroutine[None]):
+    """The transfer of `Connection.write_blocks` and `read_blocks`, a coroutine: await it to begin
+    it, and to wait for its end.
 
     It posts chains of requests as slots of the send queue come free, and leaves a quarter of them
     to others. Neighbours, which continue each other on both sides, are moved as one, and a block
@@ -79,8 +79,8 @@ class BlockTransfer(Awaitable[None]):
     ) -> None:
         self._endpoint = endpoint
         self._call = call
+        super().__init__(self._run())
         self._blocks = blocks
-        self._has_begun = False
         self._immediate = immediate
         self._progress = progress
         self._is_read = call == "read_blocks"
@@ -104,13 +104,7 @@ class BlockTransfer(Awaitable[None]):
         in flight have."""
         return self._port.completed_bytes
 
-    def __await__(self) -> Generator[Any, Any, None]:
-        return self._run().__await__()
-
     async def _run(self) -> None:
-        if self._has_begun:
-            raise ValueError(f"{self._call}(): this transfer has begun: make another one")
-        self._has_begun = True
         self._check()
         port = self._port
         port.changed = self._changed

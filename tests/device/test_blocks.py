@@ -57,6 +57,14 @@ async def run(transfer: aiordma.types.BlockTransfer) -> None:
     await transfer
 
 
+async def test_a_transfer_is_a_coroutine() -> None:
+    async with connected() as (client, server):
+        memory = Memory(client, server)
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.write_blocks, memory.pairs(shuffled()))
+        client.read_blocks(memory.pairs(range(4))).close()
+
+
 # -- what is moved --------------------------------------------------------------------------------
 
 
@@ -240,7 +248,7 @@ async def test_a_cancelled_transfer_posts_no_more_and_holds_what_is_in_flight() 
         ]
         memory.ours.close()  # nothing holds it
         assert free_sends(client) == 4
-        with pytest.raises(ValueError, match=r"write_blocks\(\): this transfer has begun"):
+        with pytest.raises(RuntimeError, match="already awaited"):
             await transfer
         await both_ways(client, server)
 
@@ -266,7 +274,7 @@ async def test_the_peer_s_end_ends_the_transfer() -> None:
         memory = Memory(client, server)
         outcome, transfer = Outcome(), client.read_blocks(memory.pairs(shuffled()) * 20)
         async with anyio.create_task_group() as group:
-            group.start_soon(outcome.of, transfer._run)
+            group.start_soon(outcome.of, lambda: transfer)
             while not transfer.completed_bytes:
                 await anyio.lowlevel.checkpoint()
             group.start_soon(server.aclose)
@@ -280,7 +288,7 @@ async def test_our_own_end_ends_the_transfer() -> None:
         memory = Memory(client, server)
         outcome, transfer = Outcome(), client.write_blocks(memory.pairs(shuffled()) * 20)
         async with anyio.create_task_group() as group:
-            group.start_soon(outcome.of, transfer._run)
+            group.start_soon(outcome.of, lambda: transfer)
             while not transfer.completed_bytes:
                 await anyio.lowlevel.checkpoint()
             await client.aclose()

@@ -113,11 +113,6 @@ async def notify_waiting(end: aiordma.Connection, counter: aiordma.Counter) -> N
     await end.send(b"", immediate=counter.number)
 
 
-async def awaited(transfer: Awaitable[None]) -> None:
-    """Await what is no coroutine."""
-    await transfer
-
-
 # -- messages -------------------------------------------------------------------------------------
 
 
@@ -220,13 +215,13 @@ async def writev(cut: Cut) -> None:
         cell.settle()
 
 
-@of("BlockTransfer.__await__")
+@of("WrappedCoroutine.__await__")
 async def blocks(cut: Cut) -> None:
     async with memories() as (client, server, ours, theirs):
         source, cell = ours.cells[0], theirs.cells[0]
         cell.begin(bytes(source.contents))
         pairs = [(source.memory[i : i + 4], cell.remote[i : i + 4]) for i in range(60, -4, -4)]
-        await cut.run(awaited(client.write_blocks(pairs)))
+        await cut.run(client.write_blocks(pairs))
         await works(client, server)
         cell.freeze()  # some of them may have arrived
 
@@ -365,7 +360,7 @@ async def grant(cut: Cut) -> None:
 # -- opening --------------------------------------------------------------------------------------
 
 
-@of("connect", "Opening.__await__", "Opening.__aenter__", "Opening.__aexit__")
+@of("connect", "Opening.__aenter__", "Opening.__aexit__")
 async def connect(cut: Cut) -> None:
     for way in ("__await__", "__aenter__", "__aexit__"):
         own = Cut(cut.at, cut.mode)

@@ -50,7 +50,7 @@ FORWARDS = {
 }
 """They only await one function after the other: those of aiordma.streams, or asyncio's own."""
 ON_KERNELS_DEVICES = {
-    "BlockTransfer.__await__",
+    "WrappedCoroutine.__await__",
     "connect",
     "Connection.aclose",
     "Connection.grant",
