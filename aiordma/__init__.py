@@ -58,7 +58,8 @@ from aiordma._connection.domain_source import open_domain
 from aiordma._connection.grant import Grant
 from aiordma._connection.listener import Listener, listen
 from aiordma._connection.messages import Message
-from aiordma._connection.reconnecting import Reconnecting, reconnecting
+from aiordma._connection.rails import Rails, open_rails
+from aiordma._connection.reconnecting import reconnecting
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_source import open_shared_receive
 from aiordma._connection.unmanaged_connection import (
@@ -69,7 +70,6 @@ from aiordma._connection.unmanaged_connection import (
 from aiordma._datagram.datagram import Datagram
 from aiordma._datagram.datagram_source import open_datagram
 from aiordma._datagram.message import DatagramMessage
-from aiordma._datagram.multicast import MulticastGroup
 from aiordma._datagram.peer import DatagramPeer
 from aiordma._endpoint.windows import BoundWindow
 from aiordma._loop.polling import new_event_loop, run
@@ -112,7 +112,6 @@ __all__ = (
     "MemorySlice",
     "Message",
     "MulticastError",
-    "MulticastGroup",
     "NoDeviceError",
     "NoMemoryError",
     "NotPostedError",
@@ -121,10 +120,10 @@ __all__ = (
     "PeerGoneError",
     "QueueFullError",
     "QueuePairAddress",
+    "Rails",
     "RdmaConnectionError",
     "RdmaError",
     "ReceiverNotReadyError",
-    "Reconnecting",
     "RejectedError",
     "RemoteAccessError",
     "RemoteMemory",
@@ -144,6 +143,7 @@ __all__ = (
     "open_datagram",
     "open_domain",
     "open_queue_pair",
+    "open_rails",
     "open_shared_receive",
     "prepare_connection",
     "reconnecting",

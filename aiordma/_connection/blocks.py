@@ -18,7 +18,7 @@ from aiordma._loop.event_loop import Waiter
 from aiordma._native import BlockPort
 from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
-__all__ = ("BlockPairs", "BlockTransfer", "Blocks")
+__all__ = ("BlockPairs", "BlockTransfer", "Blocks", "numbers")
 
 BlockPairs = Iterable[tuple[MemorySlice, RemoteMemory]]
 
@@ -196,18 +196,7 @@ class BlockTransfer(WrappedCoroutine[None]):
     def _add_offsets(self, blocks: Blocks) -> None:
         local = blocks.local[:] if isinstance(blocks.local, MemoryRegion) else blocks.local
         self._check_memory(local, blocks.remote, "blocks")
-        ours = self._numbers(blocks.local_offsets, "local_offsets")
-        theirs = self._numbers(blocks.remote_offsets, "remote_offsets")
-        if isinstance(blocks.lengths, int):
-            length = whole_number(blocks.lengths, "lengths", 0, 2**63 - 1, self._call)
-            lengths = memoryview(array("Q", [length]) * len(ours))
-        else:
-            lengths = self._numbers(blocks.lengths, "lengths")
-        if not len(ours) == len(theirs) == len(lengths):
-            raise ValueError(
-                f"{self._call}(): {len(ours)} local_offsets, {len(theirs)} remote_offsets and "
-                f"{len(lengths)} lengths: give as many of each"
-            )
+        ours, theirs, lengths = numbers(self._call, blocks)
         at = self._port.add_offsets(local, blocks.remote, ours, theirs, lengths)
         if at >= 0:
             raise ValueError(
@@ -216,17 +205,38 @@ class BlockTransfer(WrappedCoroutine[None]):
                 "of remote: out of bounds"
             )
 
-    def _numbers(self, given: object, name: str) -> memoryview:
-        """Return numbers as 64-bit integers in contiguous memory."""
-        try:
-            view = memoryview(given)  # type: ignore[arg-type]
-        except TypeError:
-            pass
-        else:
-            if view.c_contiguous and view.ndim == 1 and view.format in _WORDS:
-                return view
-            given = view.tolist()
-        if not isinstance(given, Sequence):
-            raise wrong_type(given, name, _OFFSETS, self._call)
-        numbers = [whole_number(each, name, 0, 2**63 - 1, self._call) for each in given]
-        return memoryview(array("Q", numbers))
+
+def numbers(call: str, blocks: Blocks) -> tuple[memoryview, memoryview, memoryview]:
+    """Return the local offsets, the remote offsets and the lengths, as many of each.
+
+    Raises:
+        TypeError, ValueError: they are no numbers, or not as many.
+    """
+    ours = _words(call, blocks.local_offsets, "local_offsets")
+    theirs = _words(call, blocks.remote_offsets, "remote_offsets")
+    if isinstance(blocks.lengths, int):
+        length = whole_number(blocks.lengths, "lengths", 0, 2**63 - 1, call)
+        lengths = memoryview(array("Q", [length]) * len(ours))
+    else:
+        lengths = _words(call, blocks.lengths, "lengths")
+    if not len(ours) == len(theirs) == len(lengths):
+        raise ValueError(
+            f"{call}(): {len(ours)} local_offsets, {len(theirs)} remote_offsets and "
+            f"{len(lengths)} lengths: give as many of each"
+        )
+    return ours, theirs, lengths
+
+
+def _words(call: str, given: object, name: str) -> memoryview:
+    """Return numbers as 64-bit integers in contiguous memory."""
+    try:
+        view = memoryview(given)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    else:
+        if view.c_contiguous and view.ndim == 1 and view.format in _WORDS:
+            return view
+        given = view.tolist()
+    if not isinstance(given, Sequence):
+        raise wrong_type(given, name, _OFFSETS, call)
+    return memoryview(array("Q", [whole_number(each, name, 0, 2**63 - 1, call) for each in given]))

@@ -131,7 +131,7 @@ def _refuse(*_: Any, **__: Any) -> None:
     raise aiordma.VerbsCallError(errno.EINVAL, "rdma_join_multicast_ex")
 
 
-def _error(group: aiordma.MulticastGroup) -> Event:
+def _error(group: aiordma.types.MulticastGroup) -> Event:
     """What the network says when it ends a membership, or grants none."""
     return Event(
         type=CmEventType.MULTICAST_ERROR,

@@ -382,6 +382,48 @@ async def connect(cut: Cut) -> None:
         cut.reached |= own.reached
 
 
+@of("open_rails", "Rails.write_blocks", "Rails.read_blocks", "Rails.aclose", "Rails.__aexit__")
+async def rails(cut: Cut) -> None:
+    for way in ("open", "write_blocks", "read_blocks", "aclose"):
+        own = Cut(cut.at, cut.mode)
+        async with (
+            await aiordma.listen(ADDRESS, 0) as listener,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(listener.serve, offer_memory)
+            opening = aiordma.open_rails([(ADDRESS, listener.port)] * 2)
+            if way == "open":
+                await close(await own.run(opening))
+            else:
+                opened = await opening
+                blocks = [await blocks_of(each) for each in opened.connections]
+                if way == "aclose":
+                    await own.run(opened.aclose())
+                    await until(lambda each=opened: all(map(is_closed, each.connections)))  # type: ignore[misc]
+                else:
+                    await own.run(getattr(opened, way)(blocks))
+                    await opened.write_blocks(blocks)
+                    assert opened.broken == {}
+                    await opened.aclose()
+            group.cancel_scope.cancel()
+        cut.reached |= own.reached
+
+
+async def offer_memory(connection: aiordma.Connection) -> None:
+    """Serve a peer memory of 64 bytes."""
+    region = connection.register(bytearray(64), _REMOTE)
+    async for _ in connection:
+        await connection.send(region.remote().pack())
+
+
+async def blocks_of(connection: aiordma.Connection) -> aiordma.Blocks:
+    """Return blocks of that memory."""
+    await connection.send(b"where?")
+    remote = aiordma.RemoteMemory.unpack(await connection.receive())
+    local = connection.register(bytearray(64))
+    return aiordma.Blocks(local, remote, range(0, 64, 8), range(56, -8, -8), 8)
+
+
 @of("prepare_connection", "Connection.establish")
 async def prepare(cut: Cut) -> None:
     for way in ("prepare", "establish"):

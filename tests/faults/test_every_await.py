@@ -33,6 +33,7 @@ WITHOUT_WAIT = {
     "Connection.__aenter__",
     "Domain.__aenter__",
     "Grant.__aenter__",
+    "Rails.__aenter__",
     "Session.__aenter__",
     "SharedReceiveQueue.__aenter__",
     "StreamListener.__aenter__",
