@@ -64,7 +64,7 @@ def prepare(parts: list[Part]) -> bool:
     Returns whether the virtual machine can be started; if not, that has been explained.
     """
     compile_same_work()
-    if any(part.name == "peers" for part in parts):
+    if any(part.name in ("peers", "blocks") for part in parts):
         print("looking for other libraries: the first time takes minutes", file=sys.stderr)
         peers.prepare()
     if all(part.is_here for part in parts):

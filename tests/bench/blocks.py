@@ -5,6 +5,7 @@ offers memory: python3 -m tests.bench.blocks JSON
 import json
 import random
 import struct
+import subprocess
 import sys
 import time
 from functools import partial
@@ -18,14 +19,17 @@ from aiordma.bench.loops import run
 from aiordma.bench.processes import announcing
 from aiordma.bench.workload import Workload
 
-from . import streams
+from . import peers, streams
 from .candidates import Candidates
+from .compiling import HERE
 from .rows import MORE, Reading, Row, bandwidth
 from .same_work import rounds_of
 
 COUNT = 256
 SIZES = (1 << 10, 16 << 10, 64 << 10, 256 << 10)
 COPIED = 64 << 10
+RIVALS = ("mooncake", "nixl")
+RIVAL_SECONDS = 60.0
 DEPTH = 32
 """Requests in flight in C."""
 MEGABYTE, GIB = 1e6, 1 << 30
@@ -82,7 +86,36 @@ def _rows(here: Candidates, at: streams.Peers, operation: str, size: int) -> lis
             limit=0.95,
             better=MORE,
         ),
+        *(_beside(library, here, operation, size) for library in RIVALS),
     ]
+
+
+def _beside(library: str, here: Candidates, operation: str, size: int) -> Row:
+    return Row(
+        f"software/{operation}_blocks/{size}/beside_{library}",
+        "MB/s",
+        lambda: Reading(_measured(here, operation, size)[0]),
+        f"{library} over TCP",
+        partial(_rival, library, here, operation, size),
+        limit=1.0,
+        better=MORE,
+    )
+
+
+def _rival(library: str, here: Candidates, operation: str, size: int) -> Reading:
+    peer = peers.known().get(library, peers.Peer(why="it was not looked for"))
+    if not peer.python:
+        return Reading(None, peer.why)
+    words = [operation, str(size), str(COUNT), str(here.seconds)]
+    done = subprocess.run(
+        [peer.python, str(HERE / "blocks_peer.py"), library, *words],
+        capture_output=True,
+        text=True,
+        timeout=RIVAL_SECONDS,
+        check=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    return Reading(found["rate"], peer.note, extra={"s_per_gib": found["processor"]})
 
 
 def _in_c(here: Candidates, operation: str, size: int) -> Reading:

@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -165,7 +165,13 @@ def prepare() -> None:
     if FOUND.exists():
         return
     FOLDER.mkdir(parents=True, exist_ok=True)
-    found = {"pyverbs_pypi": _pyverbs_of_pypi(), "pyverbs": _pyverbs(), "ucxx": _ucxx()}
+    found = {
+        "pyverbs_pypi": _pyverbs_of_pypi(),
+        "pyverbs": _pyverbs(),
+        "ucxx": _ucxx(),
+        "mooncake": _mooncake(),
+        "nixl": _nixl(),
+    }
     FOUND.write_text(json.dumps({name: vars(peer) for name, peer in found.items()}, indent=1))
 
 
@@ -207,8 +213,20 @@ def _ucxx() -> Peer:
     return Peer(python, note="UCX of PyPI's wheel has no verbs transport: over TCP")
 
 
-def _installed(module: str, package: str) -> tuple[str, str]:
-    """Install a package of PyPI in an environment of its own; return its Python, or what went
+def _mooncake() -> Peer:
+    package = "mooncake-transfer-engine-non-cuda"
+    python, why = _installed("mooncake.engine", package, "numpy")
+    return Peer(python, "" if python else f"PyPI's {package}: {why}", "its transport tcp")
+
+
+def _nixl() -> Peer:
+    # Without its dependencies, which are torch and CUDA.
+    python, why = _installed("nixl._api", "nixl", "nixl-cu12", "numpy", options=["--no-deps"])
+    return Peer(python, "" if python else f"PyPI's nixl: {why}", "UCX over TCP")
+
+
+def _installed(module: str, *given: str, options: Sequence[str] = ()) -> tuple[str, str]:
+    """Install packages of PyPI in an environment of their own; return its Python, or what went
     wrong."""
     folder = FOLDER / f"venv-{module}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -217,7 +235,7 @@ def _installed(module: str, package: str) -> tuple[str, str]:
     with log.open("w") as written:
         for command in (
             [sys.executable, "-m", "venv", str(folder)],
-            [str(python), "-m", "pip", "install", package],
+            [str(python), "-m", "pip", "install", *options, *given],
             [str(python), "-c", f"import {module}"],
         ):
             try:
