@@ -104,28 +104,6 @@ def _public_home(error: type[Exception]) -> str:
     return ".".join(names[: 3 if names[1:2] == ["integrations"] else 2])
 
 
-@pytest.mark.parametrize("name", aiordma.__all__)
-def test_what_is_public_is_explained(name: str) -> None:
-    thing = getattr(aiordma, name)
-    assert _explained(thing), name
-    if not inspect.isclass(thing):
-        return
-    silent = [
-        member
-        for member, value in vars(thing).items()
-        if not member.startswith("_")
-        and isinstance(value, property | staticmethod | classmethod | type(_explained))
-        and not (inspect.getdoc(getattr(thing, member)) or "").strip()
-    ]
-    assert silent == []
-
-
-def _explained(thing: object) -> bool:
-    own = (vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__) or ""
-    # dataclasses make a docstring of the signature where there is none.
-    return len(own) > 20 and not own.startswith(f"{getattr(thing, '__name__', '')}(")
-
-
 def test_keywords_are_some_of_the_options() -> None:
     fields = {field.name: field.type for field in dataclasses.fields(ConnectionOptions)}
     keywords = typing.get_type_hints(ConnectionKeywords)

@@ -94,51 +94,10 @@ def test_backports_are_asked_where_apt_has_debian(programs: Path, tmp_path: Path
     assert line.split()[2:] == ["http://archive.example/debian/", packages.BACKPORTS, "main"]
 
 
-def test_backports_are_not_asked_when_switched_off(
-    programs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VM_BACKPORTS", "0")
-    apt_that_has(programs, {"linux-source-6.1": "6.1.9-1"}, {"linux-source-7.3": "2"})
-    assert uml.find("") == uml.Source("6.1", "6.1.9-1")
-
-
-def test_missing_backports_are_explained_and_done_without(
-    programs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    apt_that_has(programs, {"linux-source-6.1": "6.1.9-1"}, None)
-    assert uml.find("") == uml.Source("6.1", "6.1.9-1")
-    assert "no Release file" in capsys.readouterr().err
-
-
 def test_named_series_is_taken(programs: Path) -> None:
     apt_that_has(programs, {"linux-source-6.1": "6.1.9-1"}, {"linux-source-7.3": "2"})
     assert uml.find("6.1") == uml.Source("6.1", "6.1.9-1")
     assert uml.find("7.3") == uml.Source("7.3", "2", backports=True)
-
-
-def test_unknown_series_is_explained(programs: Path) -> None:
-    apt_that_has(programs, {"linux-source-6.1": "6.1.9-1"}, {})
-    with pytest.raises(TestBedError, match=r"no linux-source-9\.9 .*VM_KERNEL=6\.1"):
-        uml.find("9.9")
-
-
-def test_apt_without_any_source_is_explained(programs: Path) -> None:
-    apt_that_has(programs, {}, {})
-    with pytest.raises(TestBedError, match=r"apt has no linux-source .*apt-get update"):
-        uml.find("")
-
-
-def test_machine_without_apt_is_explained(programs: Path) -> None:
-    with pytest.raises(TestBedError, match="there is no apt here"):
-        uml.find("")
-
-
-def test_missing_compiler_is_named(
-    programs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(TestBedError, match=r"no apt-get here; .*: gcc .*flex bison"):
-        uml.build(SOURCE, tmp_path)
-    assert "building" not in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -174,28 +133,6 @@ def test_another_configuration_is_another_kernel(
     (tmp_path / "config").write_text("CONFIG_OTHER=y\n")
     monkeypatch.setattr(uml, "CONFIG", tmp_path / "config")
     assert uml.prepare("").directory != first.directory
-
-
-def test_failed_build_names_what_is_missing_and_the_log(
-    sources: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(uml, "find", lambda choice: SOURCE)
-    broken = "\t@echo 'scripts/x.c:1:10: fatal error: elf.h: No such file or directory'; exit 3\n"
-    (sources / "Makefile").write_text(MAKEFILE.replace("vmlinux:\n", f"vmlinux:\n{broken}"))
-    log = cache.root() / "logs" / "uml-7.3.log"
-    with pytest.raises(TestBedError) as caught:
-        uml.prepare("")
-    assert "missing: elf.h: No such file or directory" in str(caught.value)
-    assert str(log) in str(caught.value)
-    assert "elf.h" in log.read_text()
-    assert not any((cache.root() / "uml").iterdir())
-
-
-def test_program_that_is_not_found_is_named() -> None:
-    output = "  LEX x\n/bin/sh: 1: flex: not found\nmake: *** [x] Error 127\n"
-    found = uml.explain(output, 2, Path("log"))
-    assert "missing: flex: not found" in found
-    assert "Error 127" in found
 
 
 @pytest.mark.parametrize("option", ["RDMA_RXE", "HOSTFS"])
@@ -242,19 +179,6 @@ def test_memory_is_shared_memory_where_that_is_large_enough(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     guest = uml.Guest(built(tmp_path, ""), tmp_path / "cpio", tmp_path, 7)
     assert (guest.environment()["TMPDIR"] == "/dev/shm") is is_shared
-
-
-def test_processor_s_frequency_is_taken_from_the_host() -> None:
-    assert (
-        uml.frequency("model : 1\ncpu MHz\t\t: 2399.998\nflags: a\n") == "cpu MHz\t\t: 2399.998\n"
-    )
-    assert uml.frequency("model : 1\n") == ""
-
-
-def test_unknown_bed_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BED", "xen")
-    with pytest.raises(TestBedError, match="BED=xen: it is one of qemu, uml"):
-        machine.prepare(command_line.request("true"))
 
 
 def test_bed_is_qemu_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
