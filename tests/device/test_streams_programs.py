@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -245,12 +246,13 @@ class ClosingServer:
         while self._writers:
             writer = self._writers.pop()
             writer.close()
-            await writer.wait_closed()  # the client's device has the end then
+            await writer.wait_closed()  # the client's machine has the end then
 
     def close_connections(self) -> None:
-        """Blocks, as a program that computes."""
+        """Blocks, as a program that computes, until also the client's device has the end."""
         assert self._loop is not None
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(60)
+        time.sleep(0.3)
 
     def __enter__(self) -> "ClosingServer":
         self._thread = threading.Thread(target=run, args=[self._serve])

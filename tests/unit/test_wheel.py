@@ -19,7 +19,10 @@ import pytest
 import aiordma
 from tests.unit.sources import ROOT
 
-pytestmark = pytest.mark.slow
+SECONDS = 500
+"""For what compiles or installs, also on a machine that does much else."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 100)]
 
 HIDE = Path(__file__).with_name("without_rdma_core.sh")
 
@@ -56,7 +59,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(given).resolve()
     made = tmp_path_factory.mktemp("wheel")
     command = ("setup.py", "-q", "bdist_wheel", "--dist-dir", made, "--bdist-dir", made / "b")
-    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, timeout=140)
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, timeout=SECONDS)
     (built,) = made.glob("*.whl")
     return built
 
@@ -69,14 +72,14 @@ def environment(wheel: Path, folder: Path, extras: str, without: tuple[str, ...]
         without: packages that the extras do not install, and that must not be borrowed.
     """
     ours = [sys.executable, "-m"]
-    subprocess.run([*ours, "venv", "--without-pip", folder], check=True, timeout=140)
+    subprocess.run([*ours, "venv", "--without-pip", folder], check=True, timeout=SECONDS)
     interpreter = folder / "bin/python"
     borrows = "AIORDMA_WHEEL" not in os.environ
     options = ["--no-deps", "--no-index"] if borrows else []
     packages = [wheel] if borrows else [f"{wheel}[{extras}]", "pytest"]
     pip = [*ours, "pip", "--python", str(interpreter), "install", "-q", *options]
     without_compiler = {**os.environ, "CC": "no-compiler"}
-    subprocess.run([*pip, *map(str, packages)], check=True, timeout=140, env=without_compiler)
+    subprocess.run([*pip, *map(str, packages)], check=True, timeout=SECONDS, env=without_compiler)
     if borrows:
         (site,) = (folder / "lib").glob("python*/site-packages")
         hide = "".join(f"; sys.modules[{name!r}] = None" for name in without)
