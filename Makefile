@@ -69,9 +69,10 @@ fuzz: venv
 
 ## make suites          other projects' tests on the streams' event loop and on asyncio's
 # It writes the results into build/suites, and summaries into docs/streams-suites.md, docs/dask.md
-# and docs/valkey.md.
+# and docs/valkey.md. Then it tests the transport for Ray.
 suites: venv
 	@.venv/bin/python -m tests.suites run --write
+	@.venv/bin/python -m pytest -q -s -p no:cacheprovider tests/ray
 
 ## make soak            1,000 connections, a million messages, ...; SOAK=part SOAK_SCALE=factor
 # About eight minutes. The figures are printed, and written to build/soak.json.

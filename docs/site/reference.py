@@ -45,6 +45,8 @@ INTEGRATIONS: dict[str, tuple[ModuleType, str]] = {
         "dask": "A backend of Dask's distributed. [Dask over RDMA](../dask.md) explains it. A "
         "program need not import it: distributed finds it by its entry point.",
         "valkey": "A client of Valkey. [Valkey over RDMA](../valkey.md) explains it.",
+        "ray": "A transport for Ray. [Arrays and tensors](../arrays.md#ray) explains it. `pip "
+        "install 'aiordma[ray]'`.",
         "httpcore": "httpx and httpcore over [byte streams](../streams.md). `pip install "
         "'aiordma[httpx]'`.",
         "opentelemetry": "[Observability](../observability.md) explains it. `pip install "
