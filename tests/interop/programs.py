@@ -18,7 +18,7 @@ from anyio.streams.stapled import MultiListener
 from tests.conftest import DEVICE, LOOPS
 from tests.kernel_objects import kernel_listens
 
-SECONDS = 40.0
+SECONDS = 100.0
 """For a program that has little to do; under emulation a Python process takes 3 s to start."""
 
 RPING_ENDS = "rdma_get_cm_event: Bad file descriptor\n"

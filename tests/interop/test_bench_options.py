@@ -82,7 +82,7 @@ def test_path_mtu_is_set_at_the_interface_as_the_refusal_says(
     tmp_path: Path, device: DeviceUnderTest
 ) -> None:
     refused = subprocess.run(
-        [*python(), *COMMAND, "-m", "1024"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [*python(), *COMMAND, "-m", "1024"], cwd=ROOT, capture_output=True, text=True, timeout=140
     )
     assert refused.returncode == 2
     said = " ".join(refused.stderr.split())

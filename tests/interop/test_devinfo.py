@@ -148,7 +148,7 @@ def test_ibv_devinfo_prints_what_we_say(device: DeviceUnderTest) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=40,
+        timeout=120,
     )
     theirs = printed(run.stdout)
     with Device(device.name).open() as context:

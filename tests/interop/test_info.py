@@ -13,7 +13,7 @@ COMMAND = "from aiordma.cli.main import main; main()"
 
 
 def output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=140)
     return done.stdout
 
 

@@ -64,7 +64,7 @@ async def test_the_command_copies_to_a_c_server(tmp_path: Path, device: DeviceUn
     source.write_bytes(os.urandom(300_000))
     options = ("-p", port, "--device", DEVICE, "--timeout", 20)
     # Two clients in Python beside it, and perhaps the start of the server that forks them.
-    limit = 2 * SECONDS
+    limit = SECONDS
     async with running("rcopy", "-p", port, status=-signal.SIGTERM, within=limit) as server:
         await server.listens(port)
         copied = f"{ADDRESS}:{target}"
