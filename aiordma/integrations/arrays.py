@@ -154,9 +154,11 @@ class ArrayServer:
     def _describe(self, question: bytes) -> dict[str, Any]:
         try:
             number, name = json.loads(question)
-            found = self._published.get(name)
-        except (ValueError, TypeError, RecursionError):  # TypeError: also a name that is a list
+            whole_number(number, "number", 0, _MOST)
+            _check_name(name, "fetch")
+        except (ValueError, TypeError, RecursionError):
             return {"number": 0, "error": "no question: expected a number and a name"}
+        found = self._published.get(name)
         if found is None:
             return {"number": number, "error": f"no array {name!r} is published"}
         layout, region = found.layout, found.region
@@ -308,7 +310,7 @@ def _fresh(layout: _Layout, name: str) -> Any:
             raise ValueError(f"{layout.length} bytes, and dtype {dtype}, shape {layout.shape}")
         memory = np.empty(layout.length, np.uint8)
         return np.ndarray(layout.shape, dtype, memory, strides=layout.strides)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, SyntaxError) as error:  # SyntaxError: of a dtype's text
         raise ArrayError(
             f"fetch(): {name!r} cannot be an array of numpy here: {error}: import ml_dtypes for "
             "bfloat16 and the like, or give into="

@@ -33,7 +33,6 @@ from ray.experimental import (
 from ray.experimental.rdt.tensor_transport_manager import FetchRequest
 
 from aiordma._base.enums import Access
-from aiordma._base.errors import RdmaError
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import connect
@@ -84,6 +83,7 @@ class _Service:
         self._registered: dict[int, _Registered] = {}
         self._connections: dict[tuple[str, int], Connection] = {}
         self._connecting = self._portal.call(anyio.Lock)
+        self._publishing = self._portal.call(anyio.Lock)
         self.host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self.port: int = self._portal.call(self._open)
         self._portal.start_task_soon(self._listener.serve, _until_the_end)
@@ -108,18 +108,27 @@ class _Service:
     async def publish(self, arrays: Sequence[Any]) -> list[bytes]:
         """Register arrays, and return the description of each."""
         found: list[bytes] = []
-        for array in arrays:
-            if not array.nbytes:
-                found.append(b"")
-                continue
-            known = self._registered.get(id(array))
-            if known is None:
-                region = await self._domain.register_in_thread(array, Access.REMOTE_READ)
-                self._registered[id(array)] = known = _Registered(array, region)
-            else:
-                known.users += 1
-            found.append(known.region.remote().pack())
+        async with self._publishing:  # a threaded actor returns the same array twice
+            try:
+                for array in arrays:
+                    found.append(await self._describe(array))
+            except BaseException:
+                self.withdraw(arrays[: len(found)])
+                raise
         return found
+
+    async def _describe(self, array: Any) -> bytes:
+        if not array.nbytes:
+            return b""
+        if not _is_row_major(array):
+            raise ValueError("an array that is not contiguous in C's order: return a copy of it")
+        known = self._registered.get(id(array))
+        if known is None:
+            region = await self._domain.register_in_thread(array, Access.REMOTE_READ)
+            self._registered[id(array)] = known = _Registered(array, region)
+        else:
+            known.users += 1
+        return known.region.remote().pack()
 
     def withdraw(self, arrays: Sequence[Any]) -> None:
         """End what `publish` began."""
@@ -136,31 +145,37 @@ class _Service:
 
     async def fetch(self, place: tuple[str, int], memories: list[bytes], into: list[Any]) -> None:
         """READ arrays of another process."""
+        connection = await self._connected(place)
+        regions: list[MemoryRegion] = []
         try:
-            connection = await self._connected(place)
-            regions: list[MemoryRegion] = []
-            try:
-                pairs = []
-                for packed, target in zip(memories, into, strict=True):
-                    if packed:
-                        regions.append(await connection.register_in_thread(target))
-                        pairs.append((regions[-1][:], RemoteMemory.unpack(packed)))
-                await connection.read_blocks(pairs)
-            finally:
-                for region in regions:
-                    region._retire()
-        except RdmaError:
-            lost = self._connections.pop(place, None)
-            if lost is not None:
-                await lost.aclose()
-            raise
+            pairs = []
+            for packed, target in zip(memories, into, strict=True):
+                if packed:
+                    if not _is_row_major(target):
+                        raise ValueError("a target buffer that is not contiguous in C's order")
+                    regions.append(await connection.register_in_thread(target))
+                    pairs.append((regions[-1][:], RemoteMemory.unpack(packed)))
+            await connection.read_blocks(pairs)
+        finally:
+            for region in regions:
+                region._retire()
 
     async def _connected(self, place: tuple[str, int]) -> Connection:
         async with self._connecting:
             known = self._connections.get(place)
+            if known is not None and known._endpoint.cause is not None:
+                del self._connections[place]  # its source has gone, or another has its port
+                await known.aclose()
+                known = None
             if known is None:
                 known = self._connections[place] = await connect(*place)
             return known
+
+
+def _is_row_major(array: Any) -> bool:
+    """Whether an array's or a tensor's memory has its elements in C's order."""
+    flags = getattr(array, "flags", None)
+    return bool(array.is_contiguous() if flags is None else flags.c_contiguous)
 
 
 async def _until_the_end(connection: Connection) -> None:

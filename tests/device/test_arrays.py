@@ -191,6 +191,7 @@ ANSWERS: dict[str, Any] = {
     "memory": {"memory": "00"},
     "objects": {"dtype": "object"},
     "dtype": {"dtype": "no such"},
+    "a dtype that is no syntax": {"dtype": "(2,f4"},
     "a length that is not the shape's": {"shape": [1 << 40]},
     "many dimensions": {"shape": [1] * 33, "strides": [1] * 33},
     "strides out of memory": {"strides": [4096]},
@@ -221,7 +222,16 @@ async def test_a_hostile_server_s_answer_is_refused(answer: Any) -> None:
 async def test_a_hostile_client_s_question_is_answered_and_harms_nobody() -> None:
     async with both() as (server, client), aiordma.connect(ADDRESS, server.port) as hostile:
         server.publish("a", np.arange(3))
-        for question in (b"", b"\xff", b"{", b"[" * 4000, b"[1]", b'[1, ["a"]]', b'[1, {"a": 1}]'):
+        for question in (
+            b"",
+            b"\xff",
+            b"{",
+            b"[" * 4000,
+            b"[1]",
+            b'[1, ["a"]]',
+            b'[1, {"a": 1}]',
+            b'["a", "a"]',
+        ):
             await hostile.send(question)
             assert "error" in json.loads(await hostile.receive())
         assert (await client.fetch("a") == np.arange(3)).all()

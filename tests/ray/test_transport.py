@@ -89,6 +89,12 @@ def test_a_reader_gets_the_source_s_array(array: Any, actors: list[Any]) -> None
     assert (found == array).all()
 
 
+def test_an_array_in_another_order_is_refused(actors: list[Any]) -> None:
+    source, _ = actors
+    with pytest.raises(Exception, match="not contiguous in C's order"):
+        get(source.echo.remote(np.arange(6).reshape(2, 3).T))
+
+
 def test_an_array_is_registered_once_and_as_long_as_it_is_referred_to(actors: list[Any]) -> None:
     source, reader = actors
     references = [source.kept.remote() for _ in range(2)]
