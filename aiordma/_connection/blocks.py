@@ -108,12 +108,17 @@ class BlockTransfer(WrappedCoroutine[None]):
         self._check()
         port = self._port
         port.changed = self._changed
+        # The end of a loop that runs no more tasks must not leave the regions held.
+        on_ended = self._endpoint.teardown.on_ended
+        on_ended.append(port.stop)
         try:
             self._add(self._blocks)
             if self._immediate is not None and not port.total_bytes:
                 port.add_empty()
             await self._move()
         finally:
+            if port.stop in on_ended:
+                on_ended.remove(port.stop)
             port.stop()
             port.changed = None
 
@@ -145,9 +150,10 @@ class BlockTransfer(WrappedCoroutine[None]):
                 self._endpoint.require_sendable()
                 slot.hand_over()
                 port.post(True)
-                assert port.in_flight or port.is_over
         if port.error is not None:
             raise detached(port.error)
+        if port.stopped:  # by the end of the connection, whose cause this raises
+            self._endpoint.require_sendable()
 
     def _changed(self) -> None:
         try:
@@ -190,7 +196,7 @@ class BlockTransfer(WrappedCoroutine[None]):
         if self._is_read and not local.region._writable:
             text = not_writable(local.region)
             raise TypeError(f"{self._call}(): {name}, local={local!r}: {text}")
-        if not isinstance(remote, RemoteMemory):
+        if type(remote) is not RemoteMemory:
             raise wrong_type(remote, f"{name}, remote", "a RemoteMemory", self._call)
 
     def _add_offsets(self, blocks: Blocks) -> None:
@@ -236,7 +242,10 @@ def _words(call: str, given: object, name: str) -> memoryview:
     else:
         if view.c_contiguous and view.ndim == 1 and view.format in _WORDS:
             return view
-        given = view.tolist()
+        try:
+            given = view.tolist()
+        except NotImplementedError:  # of another byte order, for instance
+            raise wrong_type(given, name, _OFFSETS, call) from None
     if not isinstance(given, Sequence):
         raise wrong_type(given, name, _OFFSETS, call)
     return memoryview(array("Q", [whole_number(each, name, 0, 2**63 - 1, call) for each in given]))

@@ -254,12 +254,19 @@ class Grant:
 
         Raises:
             as `Counter.wait`.
-            TypeError: `counter` is no Counter; the access ends.
+            TypeError, ValueError: `counter` is no Counter, or of another connection; nothing was
+                done.
+            EventLoopError, ForkError: called outside of its event loop, or in a forked child;
+                nothing was done.
 
         Cancellation: the access ends, and the call returns once it has ended.
         """
+        instance(counter, "counter", Counter, "until")
+        if counter._endpoint is not self._endpoint:
+            raise ValueError(f"until(): counter={counter!r}: it is of another connection")
+        self._endpoint.require_same_process()
+        self._endpoint.require_own_loop()
         try:
-            instance(counter, "counter", Counter, "until")
             await counter.wait(count)
         except BaseException:
             self._start_ending()

@@ -141,13 +141,17 @@ class Rails:
                 some = Blocks(local, remote, ours[part], theirs[part], lengths[part])
                 try:
                     await move(some, progress=partial(report, start))
-                except RdmaError as error:
+                except Exception as error:
+                    if (
+                        not isinstance(error, RdmaError)
+                        or connections[rail]._endpoint.cause is None
+                    ):
+                        failures.append(error)  # by an argument of the program's, or the device
+                        left.clear()
+                        return
                     left.append(start)
                     self._break(connections[rail], error)
                     return
-                except Exception as error:  # by an argument of the program's
-                    failures.append(error)
-                    left.clear()
 
         while left:
             rails = [i for i, each in enumerate(connections) if each not in self._broken]

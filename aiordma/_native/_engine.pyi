@@ -640,6 +640,8 @@ class BlockPort:
     @property
     def in_flight(self) -> int: ...
     @property
+    def stopped(self) -> bool: ...
+    @property
     def is_over(self) -> bool:
         """Whether no request is in flight, and none will be."""
 

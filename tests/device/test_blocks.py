@@ -1,11 +1,13 @@
 """Blocks: any number of pieces of registered memory, moved by one await."""
 
+import asyncio
 import gc
 import logging
 import random
+import warnings
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import numpy as np
@@ -377,3 +379,42 @@ async def test_read_only_memory_is_not_read_into() -> None:
         await client.write_blocks([(fixed[:], memory.theirs[:SIZE])])
         assert at(memory.there, 0) == b"f" * SIZE
         assert hub_of(client).in_flight
+
+
+@one_loop
+async def test_offsets_of_another_byte_order_and_pairs_of_other_classes_are_explained() -> None:
+    class Pair(NamedTuple):
+        local: aiordma.MemorySlice
+        remote: RemoteMemory
+
+    async with connected() as (client, server):
+        memory = Memory(client, server)
+        await client.write_blocks([Pair(*memory.pairs([3])[0])])
+        assert at(memory.there, 3) == at(memory.here, 0)
+        other = Blocks(memory.ours, memory.theirs, np.zeros(2, ">i8"), [0, 0], 1)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"write_blocks\(\): local_offsets"):
+            await client.write_blocks(other)
+
+
+@pytest.mark.promise("Closing leaves nothing open")
+@pytest.mark.one_kernel_device
+def test_a_loop_that_stops_in_a_transfer_leaves_nothing_registered() -> None:
+    """Without a task that could end it: the connection's end gives the regions back."""
+    loop = asyncio.new_event_loop()
+    tasks: list[Any] = []
+
+    async def begin() -> None:
+        options = aiordma.ConnectionOptions(max_send_wr=2)
+        ends = connected(client={"options": options, "domain": "each"})
+        client, server = await ends.__aenter__()
+        memory = Memory(client, server)
+        tasks.append((asyncio.ensure_future(client.write_blocks(memory.pairs(shuffled()))), ends))
+        while not client.statistics().bytes_sent:
+            await asyncio.sleep(0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loop.run_until_complete(begin())
+        loop.close()
+        tasks.clear()
+        gc.collect()

@@ -122,6 +122,26 @@ async def test_a_count_is_a_whole_number(count: Any) -> None:
             await server.counter().wait(count)
 
 
+@pytest.mark.promise("An object belongs to its event loop")
+@pytest.mark.one_kernel_device
+@one_loop
+async def test_a_misplaced_wait_ends_no_grant() -> None:
+    async with connected() as (client, server):
+        counter, other = server.counter(), client.counter()
+        async with server.grant(bytearray(8), Access.REMOTE_WRITE) as grant:
+
+            def elsewhere() -> None:
+                with pytest.raises(aiordma.EventLoopError):
+                    anyio.run(grant.until, counter, 1)
+
+            await anyio.to_thread.run_sync(elsewhere)
+            with pytest.raises(ValueError, match="it is of another connection"):
+                await grant.until(other, 1)
+            assert grant.is_active
+            await client.write(b"in time!", grant.remote, immediate=counter.number)
+            await grant.until(counter, 1)
+
+
 @pytest.mark.one_kernel_device
 @one_loop
 async def test_a_counter_belongs_to_its_event_loop() -> None:

@@ -146,6 +146,12 @@ async def test_wrong_arguments_are_named() -> None:
         fewer = Blocks(blocks[1].local, blocks[1].remote, [0], [0], SIZE)
         with pytest.raises(ValueError, match=r"read_blocks\(\): \[1, 300\] blocks"):
             await each.rails.read_blocks([blocks[0], fewer])
+        closed = each.rails.register(bytearray(SIZE))
+        whole = [Blocks(part[:], blocks[0].remote, [0], [0], SIZE) for part in closed]
+        for region in closed:
+            region.close()
+        with pytest.raises(aiordma.ClosedError):
+            await each.rails.write_blocks(whole)
         outside = [Blocks(part.local, part.remote, [BYTES], [0], 1) for part in blocks]
         with pytest.raises(ValueError, match="out of bounds"):
             await each.rails.write_blocks(outside)

@@ -193,7 +193,7 @@ static PyObject *blocks_add_pairs(BlockPort *blocks, PyObject *pairs)
         struct block block = {0};
         unsigned long long length = 0;
         PyObject *pair = PyList_GET_ITEM(pairs, i);
-        if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) != 2 ||
+        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2 ||
             !read_local(blocks, PyTuple_GET_ITEM(pair, 0), &block))
             return number_or_none(i);
         int is_read = read_place(PyTuple_GET_ITEM(pair, 1), &block, &length);
@@ -222,12 +222,16 @@ static Py_ssize_t append_all(BlockPort *blocks, const struct block *whole,
 
     for (Py_ssize_t i = 0; i < arrays[0].len / (Py_ssize_t)sizeof(*ours); i++) {
         struct block block = *whole;
-        if (!is_inside(ours[i], lengths[i], whole->length) ||
-            !is_inside(theirs[i], lengths[i], length))
+        unsigned long long here, there;
+        /* Once: the arrays are the program's, and may change meanwhile. */
+        memcpy(&here, &ours[i], sizeof(here));
+        memcpy(&there, &theirs[i], sizeof(there));
+        memcpy(&block.length, &lengths[i], sizeof(block.length));
+        if (!is_inside(here, block.length, whole->length) ||
+            !is_inside(there, block.length, length))
             return i;
-        block.local += ours[i];
-        block.place += theirs[i];
-        block.length = lengths[i];
+        block.local += here;
+        block.place += there;
         if (append(blocks, &block))
             return -2;
     }
@@ -581,6 +585,7 @@ static PyMemberDef members[] = {
     {"reports", T_BOOL, offsetof(BlockPort, reports), 0, "See `changed`."},
     {"error", T_OBJECT, offsetof(BlockPort, error), READONLY,
      "The error of the first request that failed."},
+    {"stopped", T_BOOL, offsetof(BlockPort, stopped), READONLY, "Whether `stop` was called."},
     {"immediate", T_LONGLONG, offsetof(BlockPort, immediate), 0,
      "The immediate data of the last WRITE; -1: none."},
     {"in_flight", T_PYSSIZET, offsetof(BlockPort, in_flight), READONLY, "Requests in flight."},
