@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 MAKEFILE = """
 one: ; @echo this is one; echo >was-here-one; while ! test -e was-here-two; do sleep 0.01; done
 two: ; @echo this is two; echo >was-here-two; while ! test -e was-here-one; do sleep 0.01; done
-later: ; @sleep 0.3
+later: ; @sleep 2
 bad: ; @echo this is bad; exit 3
 endless: ; @echo $$$$ >pid; mv pid was-here-endless; exec sleep 600
 """
