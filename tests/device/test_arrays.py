@@ -136,6 +136,12 @@ async def test_wrong_arguments_are_named() -> None:
             await client.fetch("a", max_bytes="1")  # type: ignore[arg-type]
 
 
+async def write_on(connection: aiordma.Connection, remote: aiordma.RemoteMemory) -> None:
+    """WRITE until that is refused: siw completes a WRITE before the peer refuses it."""
+    while True:
+        await connection.write(b"too late", remote)
+
+
 async def test_an_array_that_was_withdrawn_is_not_found_and_not_written() -> None:
     async with both() as (server, client):
         array = np.zeros(8, np.uint8)
@@ -150,8 +156,7 @@ async def test_an_array_that_was_withdrawn_is_not_found_and_not_written() -> Non
         with pytest.raises(ArrayError, match="not writable"):
             await client.put("a", np.ones(8, np.uint8))
         with pytest.raises(aiordma.RdmaError), anyio.fail_after(30):
-            while True:  # siw completes a WRITE before the peer refuses it
-                await client._connection.write(b"too late", remote)
+            await write_on(client._connection, remote)
         assert not array.any()
 
 
