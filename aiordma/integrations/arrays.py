@@ -332,6 +332,7 @@ async def serve_arrays(
 
     Cancellation: all is closed.
     """
+    raised: BaseException | None = None
     async with (
         open_domain(host, device=device) as domain,
         listen(host, port, device=device, domain=domain) as listener,
@@ -341,9 +342,18 @@ async def serve_arrays(
         group.start_soon(listener.serve, server._answer)
         try:
             yield server
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as error:  # raised behind the group, which would wrap it
+            raised = error
         finally:
             group.cancel_scope.cancel()
             server._close()
+    if raised is not None:
+        try:
+            raise raised
+        finally:
+            raised = None  # its traceback holds this frame
 
 
 @asynccontextmanager

@@ -243,6 +243,16 @@ async def test_a_hostile_client_s_question_is_answered_and_harms_nobody() -> Non
         assert (await client.fetch("a") == np.arange(3)).all()
 
 
+async def test_an_error_of_the_server_s_block_is_raised_as_it_is() -> None:
+    async def fail() -> None:
+        async with arrays.serve_arrays(ADDRESS) as server:
+            server.publish("a", np.arange(3))
+            raise LookupError("of the program's")
+
+    with pytest.raises(LookupError, match="of the program's"):
+        await fail()
+
+
 async def test_the_server_s_end_ends_the_access() -> None:
     async with AsyncExitStack() as stack:
         async with arrays.serve_arrays(ADDRESS) as server:
