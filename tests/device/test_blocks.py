@@ -16,6 +16,7 @@ import pytest
 import aiordma
 from aiordma import Blocks, RemoteMemory
 from tests.device.players import OWN_RECEIVES, REMOTE, Outcome, both_ways, connected, one_loop
+from tests.devices import DEVICE
 from tests.internals import DeviceHub, free_sends, hub_of
 
 pytestmark = pytest.mark.anyio
@@ -282,8 +283,9 @@ async def test_the_peer_s_end_ends_the_transfer() -> None:
             while not transfer.completed_bytes:
                 await anyio.lowlevel.checkpoint()
             group.start_soon(server.aclose)
-        assert isinstance(outcome.error, aiordma.RdmaError) or outcome.value is None
-        assert transfer.completed_bytes < transfer.total_bytes or outcome.error is None
+        has_moved_all = transfer.completed_bytes == transfer.total_bytes
+        assert (outcome.error is None) == has_moved_all
+        assert has_moved_all or isinstance(outcome.error, aiordma.RdmaError)
         memory.ours.close()
 
 
@@ -296,7 +298,9 @@ async def test_our_own_end_ends_the_transfer() -> None:
             while not transfer.completed_bytes:
                 await anyio.lowlevel.checkpoint()
             await client.aclose()
-        assert isinstance(outcome.error, aiordma.RdmaError)
+        # siw fails what is posted while it closes (LocalQueuePairError).
+        usual = (aiordma.FlushedError, aiordma.ClosedError)
+        assert isinstance(outcome.error, aiordma.RdmaError if DEVICE == "siw0" else usual)
         assert transfer.completed_bytes < transfer.total_bytes
 
 
