@@ -48,6 +48,8 @@ async def take_over(listener: aiordma.Listener, cache: mmap.mmap, places: list[i
                 await connection.send(struct.pack(f"!{len(part)}I", *part))
             async with asyncio.timeout(SECONDS):
                 await lease.until(counter, 1)
+        async for _ in connection:  # until prefill leaves: its last WRITE has completed then
+            pass
 
 
 async def decode(address: str, blocks: int) -> None:
