@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import anyio.lowlevel
 
@@ -22,6 +23,13 @@ __all__ = ("BlockPairs", "BlockTransfer", "Blocks", "numbers")
 
 BlockPairs = Iterable[tuple[MemorySlice, RemoteMemory]]
 
+
+class HasList(Protocol):
+    """An array or a tensor, with or without a buffer."""
+
+    def tolist(self) -> Any: ...
+
+
 _MOST = 2**32 - 1
 _WORDS = [code for code in "lqLQ" if array(code).itemsize == 8]
 _SLICE = "a slice of registered memory, such as region[0:65536]"
@@ -35,17 +43,17 @@ class Blocks:
     Attributes:
         local: the memory here, a region or a slice of one.
         remote: the peer's memory.
-        local_offsets: where each block begins in `local`, in bytes: a numpy array, or a sequence.
-            The fastest are contiguous arrays of 64-bit integers.
+        local_offsets: where each block begins in `local`, in bytes: an array, a tensor, or a
+            sequence. The fastest are contiguous arrays of 64-bit integers.
         remote_offsets: the same for `remote`, as many.
         lengths: the bytes of each block: one number for all, or as many as there are offsets.
     """
 
     local: MemoryRegion | MemorySlice
     remote: RemoteMemory
-    local_offsets: Buffer | Sequence[int]
-    remote_offsets: Buffer | Sequence[int]
-    lengths: int | Buffer | Sequence[int]
+    local_offsets: Buffer | HasList | Sequence[int]
+    remote_offsets: Buffer | HasList | Sequence[int]
+    lengths: int | Buffer | HasList | Sequence[int]
 
 
 class BlockTransfer(WrappedCoroutine[None]):
@@ -237,15 +245,11 @@ def _words(call: str, given: object, name: str) -> memoryview:
     """Return numbers as 64-bit integers in contiguous memory."""
     try:
         view = memoryview(given)  # type: ignore[arg-type]
-    except TypeError:
-        pass
-    else:
         if view.c_contiguous and view.ndim == 1 and view.format in _WORDS:
             return view
-        try:
-            given = view.tolist()
-        except NotImplementedError:  # of another byte order, for instance
-            raise wrong_type(given, name, _OFFSETS, call) from None
+        given = view.tolist()
+    except (TypeError, NotImplementedError):  # torch has no buffer; jax's format is not Python's
+        given = getattr(given, "tolist", lambda: given)()
     if not isinstance(given, Sequence):
         raise wrong_type(given, name, _OFFSETS, call)
     return memoryview(array("Q", [whole_number(each, name, 0, 2**63 - 1, call) for each in given]))
