@@ -44,13 +44,16 @@ def register_dmabuf(
 
 
 async def register_in_thread(
-    endpoint: Endpoint, buffer: RegistrableMemory, access: Access | None
+    endpoint: Endpoint,
+    buffer: RegistrableMemory,
+    access: Access | None,
+    call: str = "register_in_thread",
 ) -> MemoryRegion:
     """Register a buffer in a worker thread. After a cancellation, nothing stays registered."""
     endpoint.require_usable()
     region = await make_in_thread(
         endpoint,
-        lambda: register_memory(endpoint, buffer, access, "register_in_thread"),
+        lambda: register_memory(endpoint, buffer, access, call),
         MemoryRegion.close,
     )
     endpoint.adopt(region)

@@ -30,6 +30,9 @@ from aiordma._connection.connector import connect
 from aiordma._connection.domain import Domain
 from aiordma._connection.domain_source import open_domain
 from aiordma._connection.listener import Listener, listen
+from aiordma._endpoint.registration import register_in_thread
+from aiordma.verbs.foreign_memory import described
+from aiordma.verbs.gpu_memory import register_anywhere
 from aiordma.verbs.memory import MemoryRegion
 
 __all__ = ("ArrayClient", "ArrayError", "ArrayServer", "connect_arrays", "serve_arrays")
@@ -74,12 +77,18 @@ class _Layout:
             ) from None
         if not dtype.replace("_", "").isalnum() and dtype[:1] not in "<>|":
             raise ValueError(f"{call}(): array: its elements are {dtype}: expected numbers")
+        strides = usual = _row_major(shape, size)
         if hasattr(array, "stride"):  # torch's, in elements
             strides = tuple(int(each) * size for each in array.stride())
         elif hasattr(array, "strides"):
             strides = tuple(int(each) for each in array.strides)
-        else:
-            strides = _row_major(shape, size)
+        elif (found := described(array, f"{call}(): array")) is not None and found.strides:
+            strides = tuple(found.strides)  # jax can have any order
+        # That of a dimension of one element means nothing, and libraries differ in it.
+        strides = tuple(
+            stride if count > 1 else plain
+            for count, stride, plain in zip(shape, strides, usual, strict=True)
+        )
         return cls(dtype, shape, strides, prod(shape) * size)
 
     def difference(self, other: "_Layout") -> str:
@@ -132,7 +141,9 @@ class ArrayServer:
             raise ValueError(f"publish(): name={name!r}: it is published: withdraw it first")
         layout = _Layout.of(array, "publish")
         access = Access.REMOTE_READ | (Access.REMOTE_WRITE if writable else Access(0))
-        region = self._domain.register(array, access)
+        region = self._domain._state.register(
+            lambda domain: register_anywhere(domain, array, access, "publish")
+        )
         if region.length != layout.length:
             region.close()
             raise ValueError(f"publish(): array: its {layout.length} bytes are not contiguous")
@@ -212,7 +223,8 @@ class ArrayClient:
         _check_name(name, "fetch")
         limit = whole_number(max_bytes, "max_bytes", 0, 2**63 - 1, "fetch")
         layout, remote, _ = await self._ask(name)
-        if into is None:
+        is_fresh = into is None
+        if is_fresh:
             if layout.length > limit:
                 raise ArrayError(
                     f"fetch(): {name!r} has {layout.length} bytes, and max_bytes={limit}: raise "
@@ -221,8 +233,15 @@ class ArrayClient:
             into = _fresh(layout, name)
         elif difference := _Layout.of(into, "fetch").difference(layout):
             raise ArrayError(f"fetch(): {name!r} does not fit into=: it has {difference}")
-        region = await self._connection.register_in_thread(into)
+        # numpy describes no elements of its extensions: so the bytes of a fresh array.
+        memory = into.base if is_fresh else into
+        region = await register_in_thread(self._connection._endpoint, memory, None, "fetch")
         try:
+            if not region._writable:
+                raise TypeError(
+                    f"fetch(): into: {type(into).__name__} is read-only, as jax's arrays are: give "
+                    "a writable array, or None, and make yours of the fresh one"
+                )
             await self._connection.read_blocks([(region[:], remote)])
         finally:
             region._retire()
@@ -251,7 +270,7 @@ class ArrayClient:
             raise ArrayError(f"put(): {name!r} is not writable: publish it with writable=True")
         if difference := given.difference(layout):
             raise ArrayError(f"put(): array does not fit into {name!r}, which has {difference}")
-        region = await self._connection.register_in_thread(array, Access(0))
+        region = await register_in_thread(self._connection._endpoint, array, Access(0), "put")
         try:
             await self._connection.write_blocks([(region[:], remote)])
         finally:

@@ -27,6 +27,7 @@ __all__ = (
     "HasDLPack",
     "RegistrableMemory",
     "array_view",
+    "described",
     "described_on_gpu",
     "foreign_view",
     "has_object_dtype",
@@ -225,12 +226,27 @@ def described_on_gpu(thing: Any, what: str) -> Described | None:
     return _of_array_interface(thing, "__cuda_array_interface__", what)
 
 
+def described(thing: Any, what: str) -> Described | None:
+    """Return the description of memory of the CPU or of a GPU. None: the object has none.
+
+    Args: as of `foreign_view`.
+
+    Raises: as `described_on_gpu`.
+    """
+    found = described_on_gpu(thing, what)
+    return _described_on_cpu(thing, what) if found is None else found
+
+
 def _described(thing: Any, what: str) -> Described | None:
     if described_on_gpu(thing, what) is not None:
         raise NotSupportedError(
             f"MemoryRegion registers memory of the CPU, and {type(thing).__name__} is on a GPU: "
             "use Connection.register or Domain.register, or copy it to the CPU"
         )
+    return _described_on_cpu(thing, what)
+
+
+def _described_on_cpu(thing: Any, what: str) -> Described | None:
     found = _of_array_interface(thing, "__array_interface__", what)
     if found is None and hasattr(type(thing), "__dlpack__"):
         found = _of_dlpack(thing, {}, _HOST, what)
@@ -381,6 +397,12 @@ def _capsule(thing: Any, flags: dict[str, object], how: dict[str, int]) -> objec
 
 def _of_dlpack(thing: Any, how: dict[str, int], devices: Sequence[int], what: str) -> Described:
     kind = type(thing).__name__
+    is_negated = getattr(thing, "is_neg", None)
+    if is_negated is not None and is_negated():
+        raise TypeError(
+            f"{what}: {kind} is negative only by a flag (is_neg()), which its memory does not "
+            "have: use tensor.resolve_neg()"
+        )
     knows_flags = True
     with _failing(f"{what}: {kind}.__dlpack__() refused", ""):
         try:

@@ -48,6 +48,42 @@ class Tensor:
         return tuple(each // 4 for each in self._array.strides)
 
 
+class LikeJax:
+    """An array without strides of its own, and with a DLPack without flags: it is immutable."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array = array
+        self.dtype = array.dtype
+        self.shape = array.shape
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, *, max_version: Any = None, copy: bool | None = None) -> Any:
+        return self._array.__dlpack__()
+
+
+class Refusing(Tensor):
+    """A tensor of torch's that requires grad."""
+
+    def __init__(self) -> None:
+        super().__init__(np.zeros((2, 2), np.float32))
+        del self.__array_interface__
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+
+
+class Negated(Refusing):
+    """A tensor of torch's whose memory has the opposite signs."""
+
+    def is_neg(self) -> bool:
+        return True
+
+
 ARRAYS = {
     "float32": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
     "a column's order": np.asfortranarray(np.arange(12.0).reshape(3, 4)),
@@ -111,6 +147,51 @@ async def test_what_does_not_fit_is_named_and_nothing_moves() -> None:
             await client.put("w", np.ones(6))
         assert not array.any()
         assert (await client.fetch("w")).shape == (2, 3)  # the connection is as it was
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+async def test_an_array_without_strides_is_fetched_in_its_order(order: Any) -> None:
+    array = np.asarray(np.arange(12.0).reshape(3, 4), order=order)
+    async with both() as (server, client):
+        server.publish("a", LikeJax(array))
+        assert (await client.fetch("a") == array).all()
+        server.publish("w", np.zeros_like(array), writable=True)
+        await client.put("w", LikeJax(array))
+        assert (await client.fetch("w") == array).all()
+
+
+async def test_strides_of_one_element_are_not_compared() -> None:
+    wide = np.arange(40.0).reshape(4, 10)
+    array = wide[:1, :10]
+    odd = np.lib.stride_tricks.as_strided(array, (1, 10), (8 * 77, 8))
+    async with both() as (server, client):
+        server.publish("a", odd)
+        assert (await client.fetch("a") == array).all()
+        assert (await client.fetch("a", into=np.zeros((1, 10))) == array).all()
+
+
+async def test_memory_that_cannot_be_used_is_explained_and_nothing_moves() -> None:
+    async with both() as (server, client):
+        array = np.ones((2, 2), np.float32)
+        server.publish("a", array, writable=True)
+        fixed = array.copy()
+        fixed.setflags(write=False)
+        for into in (fixed, LikeJax(array.copy())):
+            with pytest.raises(
+                TypeError, match=rf"fetch\(\): into: {type(into).__name__} is read-"
+            ):
+                await client.fetch("a", into=into)
+        with pytest.raises(TypeError, match=r"publish\(\): buffer=.*is read-only"):
+            server.publish("b", LikeJax(array), writable=True)
+        for tensor, advice in ((Refusing(), "detach"), (Negated(), "resolve_neg")):
+            with pytest.raises(TypeError, match=rf"^publish\(\): .* use tensor\.{advice}\(\)$"):
+                server.publish("b", tensor)
+            with pytest.raises(TypeError, match=rf"^fetch\(\): .* use tensor\.{advice}\(\)$"):
+                await client.fetch("a", into=tensor)
+            with pytest.raises(TypeError, match=rf"^put\(\): .* use tensor\.{advice}\(\)$"):
+                await client.put("a", tensor)
+        assert (array == 1).all()
+        assert (await client.fetch("a") == 1).all()
 
 
 @one_loop
