@@ -69,10 +69,12 @@ fuzz: venv
 
 ## make suites          other projects' tests on the streams' event loop and on asyncio's
 # It writes the results into build/suites, and summaries into docs/streams-suites.md, docs/dask.md
-# and docs/valkey.md. Then it tests the transport for Ray.
+# and docs/valkey.md. Then it tests the transport for Ray, and tensors of jax, and of torch if that
+# is installed: it takes 4 GB.
 suites: venv
 	@.venv/bin/python -m tests.suites run --write
-	@.venv/bin/python -m pytest -q -s -p no:cacheprovider tests/ray
+	@.venv/bin/pip install -qq 'jax>=0.6'
+	@.venv/bin/python -m pytest -q -s -rs -p no:cacheprovider tests/ray tests/tensors
 
 ## make soak            1,000 connections, a million messages, ...; SOAK=part SOAK_SCALE=factor
 # About eight minutes. The figures are printed, and written to build/soak.json.

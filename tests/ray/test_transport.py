@@ -1,5 +1,7 @@
 """Arrays between Ray's actors, by our transport. `make suites` runs it: Ray is large."""
 
+import importlib
+import importlib.util
 import os
 import signal
 import sys
@@ -14,6 +16,10 @@ import ray
 import aiordma.integrations.ray as transport
 
 transport.register()  # before the classes of actors
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+if HAS_TORCH:
+    torch: Any = importlib.import_module("torch")
+    transport.register(torch.Tensor, "AIORDMA_TORCH")
 
 BYTES = 512 << 20
 SECONDS = 120
@@ -119,6 +125,29 @@ def test_a_reader_outlives_a_source_that_is_killed_in_the_middle(actors: list[An
     with pytest.raises(ray.exceptions.RayError):
         get(result)
     assert get(reader.sum.remote(np.ones(3))) == 3
+
+
+class TensorActor:
+    """A source of tensors, and a reader."""
+
+    @ray.method(tensor_transport="AIORDMA_TORCH")
+    def numbers(self, dtype: str) -> Any:
+        """Make them here: torch does not unpickle those of float8."""
+        return torch.arange(6).reshape(2, 3).to(getattr(torch, dtype))
+
+    def doubled(self, tensor: Any) -> Any:
+        return (tensor.float() * 2).tolist()
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int64"])
+def test_a_reader_gets_the_source_s_tensor(dtype: str) -> None:
+    kind: Any = ray.remote(TensorActor)
+    source, reader = [kind.remote() for _ in range(2)]
+    reference = source.numbers.remote(dtype)
+    assert get(reader.doubled.remote(reference)) == [[0, 2, 4], [6, 8, 10]]
+    found = get(reference)  # read by this process
+    assert (found.dtype, found.tolist()) == (getattr(torch, dtype), [[0, 1, 2], [3, 4, 5]])
 
 
 def test_its_rate_beside_the_object_store(actors: list[Any]) -> None:
