@@ -13,7 +13,7 @@ from aiordma._base.fair_queue import FairQueue
 from aiordma._base.provider import SOFTWARE, Provider, provider_of, real_devices_are_here, software
 from aiordma._base.socket_address import address_text
 from aiordma._base.states import ConnectionState
-from aiordma._connection import connection_request, connector, handshakes
+from aiordma._connection import connection_request, connector, gpu_staging, handshakes
 from aiordma._connection.handshakes import MOST_HANDSHAKES, Handshakes
 from aiordma._connection.local_ports import MOST_ATTEMPTS
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
@@ -101,6 +101,7 @@ __all__ = (
     "ffi",
     "find_gid",
     "free_sends",
+    "gpu_staging",
     "handshakes",
     "handshakes_of",
     "has_ended",

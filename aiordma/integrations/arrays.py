@@ -23,15 +23,17 @@ import numpy as np
 
 from aiordma._base.arguments import text, whole_number
 from aiordma._base.enums import Access
-from aiordma._base.errors import DisconnectedError
+from aiordma._base.errors import DisconnectedError, NotSupportedError
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import connect
 from aiordma._connection.domain import Domain
 from aiordma._connection.domain_source import open_domain
+from aiordma._connection.gpu_staging import read_staged, write_staged
 from aiordma._connection.listener import Listener, listen
 from aiordma._endpoint.registration import register_in_thread
-from aiordma.verbs.foreign_memory import described
+from aiordma.verbs.cuda import CudaError
+from aiordma.verbs.foreign_memory import described, described_on_gpu
 from aiordma.verbs.gpu_memory import register_anywhere
 from aiordma.verbs.memory import MemoryRegion
 
@@ -200,7 +202,9 @@ class ArrayClient:
         self._asking = anyio.Lock()
         self._number = 0
 
-    async def fetch(self, name: str, *, into: Any = None, max_bytes: int = MOST_BYTES) -> Any:
+    async def fetch(
+        self, name: str, *, into: Any = None, max_bytes: int = MOST_BYTES, staging: bool = False
+    ) -> Any:
         """READ a published array.
 
         Args:
@@ -209,13 +213,17 @@ class ArrayClient:
                 are replaced. None: numpy makes a fresh one.
             max_bytes: the longest array to make room for; the server determines its length. 1 GiB
                 by default.
+            staging: READ through pinned memory of the CPU if `into` is memory of a GPU that the
+                device cannot register.
 
         Returns:
             `into`, or the fresh array.
 
         Raises:
-            ArrayError: there is no such array, or it does not fit; nothing was read.
-            TypeError, ValueError: an argument is invalid.
+            ArrayError: there is no such array, or it does not fit; nothing was read. Or CUDA's
+                driver refused to copy to `into`.
+            NotSupportedError: `into` is memory of a GPU that the device cannot register.
+            TypeError, ValueError: an argument is invalid, or `into` is read-only.
             RdmaError: the connection has ended, or ends; `into` may have been changed in part.
 
         Cancellation: the device may go on to write to `into` until the connection's next READ.
@@ -235,28 +243,22 @@ class ArrayClient:
             raise ArrayError(f"fetch(): {name!r} does not fit into=: it has {difference}")
         # numpy describes no elements of its extensions: so the bytes of a fresh array.
         memory = into.base if is_fresh else into
-        region = await register_in_thread(self._connection._endpoint, memory, None, "fetch")
-        try:
-            if not region._writable:
-                raise TypeError(
-                    f"fetch(): into: {type(into).__name__} is read-only, as jax's arrays are: give "
-                    "a writable array, or None, and make yours of the fresh one"
-                )
-            await self._connection.read_blocks([(region[:], remote)])
-        finally:
-            region._retire()
+        await self._move("fetch", memory, remote, staging)
         return into
 
-    async def put(self, name: str, array: Any) -> None:
+    async def put(self, name: str, array: Any, *, staging: bool = False) -> None:
         """WRITE an array in the place of a published one, whose elements are replaced.
 
         Args:
             name: the name of an array that was published with `writable`.
             array: a contiguous array or tensor of the same dtype, shape and strides.
+            staging: WRITE through pinned memory of the CPU if `array` is memory of a GPU that the
+                device cannot register.
 
         Raises:
             ArrayError: there is no such array, it is not writable, or it does not fit; nothing was
-                written.
+                written. Or CUDA's driver refused to copy from `array`.
+            NotSupportedError: `array` is memory of a GPU that the device cannot register.
             TypeError, ValueError: an argument is invalid.
             RdmaError: the connection has ended, or ends; the array may have been changed in part.
 
@@ -270,11 +272,37 @@ class ArrayClient:
             raise ArrayError(f"put(): {name!r} is not writable: publish it with writable=True")
         if difference := given.difference(layout):
             raise ArrayError(f"put(): array does not fit into {name!r}, which has {difference}")
-        region = await register_in_thread(self._connection._endpoint, array, Access(0), "put")
+        await self._move("put", array, remote, staging)
+
+    async def _move(self, call: str, array: Any, remote: RemoteMemory, staging: bool) -> None:
+        """READ or WRITE the bytes of an array, for a call."""
+        is_read, gpu = call == "fetch", None
+        access = None if is_read else Access(0)
         try:
-            await self._connection.write_blocks([(region[:], remote)])
+            region = await register_in_thread(self._connection._endpoint, array, access, call)
+        except NotSupportedError as error:
+            gpu = described_on_gpu(array, f"{call}(): array")
+            if gpu is None:
+                raise
+            if not staging:
+                raise NotSupportedError(f"{error}, or give staging=True") from error
+        try:
+            if is_read and (not region._writable if gpu is None else gpu.readonly):
+                raise TypeError(
+                    f"fetch(): into: {type(array).__name__} is read-only, as jax's arrays are: "
+                    "give a writable array, or None, and make yours of the fresh one"
+                )
+            if gpu is not None:
+                await (read_staged if is_read else write_staged)(self._connection, gpu, remote)
+            elif is_read:
+                await self._connection.read_blocks([(region[:], remote)])
+            else:
+                await self._connection.write_blocks([(region[:], remote)])
+        except CudaError as error:
+            raise ArrayError(f"{call}(): {error}") from error
         finally:
-            region._retire()
+            if gpu is None:
+                region._retire()
 
     async def _ask(self, name: str) -> tuple[_Layout, RemoteMemory, bool]:
         """Ask the server for the description of an array.

@@ -1,4 +1,5 @@
-"""Registering arrays and tensors on a GPU, with a stand-in for CUDA's driver (tests/native/cuda.c).
+"""Arrays and tensors on a GPU, registered or staged, with a stand-in for CUDA's driver
+(tests/native/cuda.c).
 
 The stand-in's memory is a file in memory, and its addresses are none of this process's.
 """
@@ -7,21 +8,30 @@ import ctypes
 import gc
 import mmap
 import os
+import random
 import subprocess
+import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
+import numpy as np
 import pytest
 
 import aiordma
 from aiordma import Access
-from aiordma.verbs import gpu_memory
+from aiordma.integrations import arrays
+from aiordma.integrations.arrays import ArrayError
+from aiordma.verbs import cuda, gpu_memory
+from aiordma.verbs.cuda import PinnedMemory
 from tests.device.dmabufs import Pages, pages
 from tests.device.players import REMOTE, connected, one_loop
 from tests.devices import ADDRESS, DeviceUnderTest
+from tests.internals import gpu_staging
 from tests.unit.test_native import WITHOUT_RUNTIME
 
 pytestmark = [pytest.mark.anyio, pytest.mark.natively]
@@ -43,6 +53,10 @@ class StandIn(ctypes.Structure):
         ("error", ctypes.c_int),
         ("asked_address", ctypes.c_ulonglong),
         ("asked_size", ctypes.c_size_t),
+        ("copy_error", ctypes.c_int),
+        ("retained", ctypes.c_int),
+        ("pinned", ctypes.c_void_p),
+        ("pinned_size", ctypes.c_size_t),
     )
 
 
@@ -65,7 +79,8 @@ class Gpu:
     def __init__(self, memory: Pages, library: Path) -> None:
         self.memory = memory
         self.state = StandIn.in_dll(ctypes.CDLL(str(library)), "stand_in")
-        self.state.address, self.state.fd, self.state.error = BASE, memory.fd, 0
+        self.state.address, self.state.fd = BASE, memory.fd
+        self.state.error = self.state.copy_error = 0
 
     def bytes_of(self, tensor: Any) -> bytes:
         start = tensor.pointer - BASE
@@ -74,7 +89,7 @@ class Gpu:
 
 @pytest.fixture
 def gpu(driver: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    monkeypatch.setattr(gpu_memory, "LIBRARY", str(driver))
+    monkeypatch.setattr(cuda, "LIBRARY", str(driver))
     before = set(os.listdir("/proc/self/fd"))
     with pages(4) as memory:
         yield Gpu(memory, driver)
@@ -316,13 +331,183 @@ async def test_access_that_no_dmabuf_has_is_refused(gpu: Gpu) -> None:
             client.register(WithInterface(), Access.MW_BIND)
 
 
+# -- staging --------------------------------------------------------------------------------------
+
+HALF = 1024
+LENGTHS = [1, HALF, HALF + 1, 2 * HALF, 3 * HALF + 7]
+
+
+class Bytes(WithDLPack):
+    """A tensor that has what arrays are described by."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, offset: int, length: int) -> None:
+        super().__init__(offset, (length,), (1,))
+
+
+class FixedBytes(WithInterface):
+    """The same, but not to be written."""
+
+    dtype = Bytes.dtype
+
+    def __init__(self, offset: int, length: int) -> None:
+        super().__init__(offset, (length,), (1,), readonly=True)
+
+
+@pytest.fixture
+def unregistrable(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    """A GPU whose memory the device cannot register. All copies have ended after the test."""
+    monkeypatch.setattr(gpu_staging, "HALF", HALF)
+    gpu.state.error = NOT_SUPPORTED
+    yield gpu
+    assert (gpu.state.retained, gpu.state.pinned) == (0, None)
+
+
+@asynccontextmanager
+async def both() -> AsyncIterator[tuple[arrays.ArrayServer, arrays.ArrayClient]]:
+    """Yield a server of arrays, and a client of it."""
+    async with (
+        arrays.serve_arrays(ADDRESS) as server,
+        arrays.connect_arrays(ADDRESS, server.port) as client,
+    ):
+        yield server, client
+
+
+def numbers(length: int) -> "np.ndarray[Any, Any]":
+    return np.frombuffer(random.Random(length).randbytes(length), np.uint8)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+async def test_staged_arrays_are_fetched_and_put(unregistrable: Gpu, length: int) -> None:
+    tensor, array, place = Bytes(256, length), numbers(length), np.zeros(length, np.uint8)
+    async with both() as (server, client):
+        server.publish("a", array)
+        server.publish("w", place, writable=True)
+        assert await client.fetch("a", into=tensor, staging=True) is tensor
+        assert unregistrable.bytes_of(tensor) == array.tobytes()
+        around = unregistrable.memory.bytes
+        assert not any(around[:256] + around[256 + length :])
+        await client.put("w", tensor, staging=True)
+        assert (place == array).all()
+
+
+async def test_memory_is_staged_only_if_asked_and_needed(unregistrable: Gpu) -> None:
+    tensor = Bytes(0, HALF)
+    async with both() as (server, client):
+        server.publish("a", numbers(HALF), writable=False)
+        server.publish("w", np.zeros(HALF, np.uint8), writable=True)
+        with pytest.raises(aiordma.NotSupportedError, match=r"the copy, or give staging=True$"):
+            await client.fetch("a", into=tensor)
+        with pytest.raises(aiordma.NotSupportedError, match=r"the copy, or give staging=True$"):
+            await client.put("w", tensor)
+        with pytest.raises(aiordma.NotSupportedError, match="Copy it to the CPU"):
+            server.publish("b", tensor)
+        assert not any(unregistrable.memory.bytes[:])
+        unregistrable.state.error, unregistrable.state.copy_error = 0, INVALID_VALUE
+        await client.fetch("a", into=tensor, staging=True)  # registered, not copied
+        assert unregistrable.bytes_of(tensor) == numbers(HALF).tobytes()
+        cpu = np.zeros(HALF, np.uint8)
+        assert (await client.fetch("a", into=cpu, staging=True) == numbers(HALF)).all()
+
+
+async def test_read_only_tensor_is_not_staged_into(unregistrable: Gpu) -> None:
+    async with both() as (server, client):
+        server.publish("a", numbers(HALF))
+        with pytest.raises(TypeError, match=r"fetch\(\): into: FixedBytes is read-only"):
+            await client.fetch("a", into=FixedBytes(0, HALF), staging=True)
+        assert not any(unregistrable.memory.bytes[:])
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+async def test_refused_copies_are_named_and_the_client_usable(
+    unregistrable: Gpu, parts: int
+) -> None:
+    tensor, length = Bytes(0, parts * HALF), parts * HALF
+    async with both() as (server, client):
+        server.publish("a", numbers(length))
+        server.publish("w", np.zeros(length, np.uint8), writable=True)
+        unregistrable.state.copy_error = NOT_SUPPORTED
+        refused = r"\(\): CUDA's driver refused cuMemcpy\w+: CUDA_ERROR_NOT_SUPPORTED$"
+        with pytest.raises(ArrayError, match="^fetch" + refused):
+            await client.fetch("a", into=tensor, staging=True)
+        with pytest.raises(ArrayError, match="^put" + refused):
+            await client.put("w", tensor, staging=True)
+        unregistrable.state.copy_error = 0
+        await client.fetch("a", into=tensor, staging=True)
+        assert unregistrable.bytes_of(tensor) == numbers(length).tobytes()
+
+
+async def test_copies_overlap_with_transfers(
+    unregistrable: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first copy to the GPU ends only when the second part has been READ; and the second copy
+    from it only when the first part has been written."""
+    tensor, length = Bytes(0, 3 * HALF), 3 * HALF
+    array, place = numbers(length), np.zeros(length, np.uint8)
+    copy_in, copy_out = PinnedMemory.copy_in, PinnedMemory.copy_out
+    seen = []
+
+    def until(condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 30
+        while not condition() and time.monotonic() < end:
+            time.sleep(0.001)
+        seen.append(condition())
+
+    def late_in(self: PinnedMemory, start: int, offset: int, count: int) -> None:
+        if not start:
+            until(lambda: self.memory[HALF : 2 * HALF] == array[HALF : 2 * HALF].tobytes())
+        copy_in(self, start, offset, count)
+
+    def late_out(self: PinnedMemory, start: int, offset: int, count: int) -> None:
+        if start == HALF:
+            until(lambda: place[:HALF].tobytes() == array[:HALF].tobytes())
+        copy_out(self, start, offset, count)
+
+    monkeypatch.setattr(PinnedMemory, "copy_in", late_in)
+    monkeypatch.setattr(PinnedMemory, "copy_out", late_out)
+    async with both() as (server, client):
+        server.publish("a", array)
+        server.publish("w", place, writable=True)
+        await client.fetch("a", into=tensor, staging=True)
+        assert unregistrable.bytes_of(tensor) == array.tobytes()
+        await client.put("w", tensor, staging=True)
+        assert (place == array).all()
+    assert seen == [True, True]
+
+
+@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
+@pytest.mark.parametrize("call", ["fetch", "put"])
+async def test_cancelled_staging_leaves_the_client_usable(unregistrable: Gpu, call: str) -> None:
+    tensor, length = Bytes(0, 4 * HALF), 4 * HALF
+    async with both() as (server, client):
+        server.publish("a", numbers(length), writable=False)
+        server.publish("w", np.zeros(length, np.uint8), writable=True)
+
+        async def move() -> None:
+            if call == "fetch":
+                await client.fetch("a", into=tensor, staging=True)
+            else:
+                await client.put("w", tensor, staging=True)
+
+        for steps in range(0, 60, 3):
+            async with anyio.create_task_group() as group:
+                group.start_soon(move)
+                for _ in range(steps):
+                    await anyio.lowlevel.checkpoint()
+                group.cancel_scope.cancel()
+            assert (unregistrable.state.retained, unregistrable.state.pinned) == (0, None)
+        await client.fetch("a", into=tensor, staging=True)
+        assert unregistrable.bytes_of(tensor) == numbers(length).tobytes()
+
+
 # -- what the machine cannot do -------------------------------------------------------------------
 
 
 @pytest.mark.promise("The CPU does not access memory of other devices")
 @one_loop
 async def test_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_memory, "LIBRARY", "libcuda-that-is-missing.so.1")
+    monkeypatch.setattr(cuda, "LIBRARY", "libcuda-that-is-missing.so.1")
     async with connected() as (client, _):
         expected = r"memory of a GPU \(WithInterface\): CUDA's driver cannot be opened .*missing"
         with pytest.raises(aiordma.NotSupportedError, match=expected) as caught:
@@ -333,7 +518,7 @@ async def test_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.promise("The CPU does not access memory of other devices")
 @one_loop
 async def test_old_driver_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu_memory, "LIBRARY", str(compiled(tmp_path / "old", "-DOLD")))
+    monkeypatch.setattr(cuda, "LIBRARY", str(compiled(tmp_path / "old", "-DOLD")))
     async with connected() as (client, _):
         with pytest.raises(aiordma.NotSupportedError, match=r"CUDA 11\.7 or newer"):
             client.register(WithInterface())
@@ -348,7 +533,7 @@ async def test_refusal_of_the_driver_is_named(gpu: Gpu, error: int, name: str) -
     gpu.state.error = error
     async with connected() as (client, _):
         with pytest.raises(
-            aiordma.NotSupportedError, match=rf"exports no dma-buf .*: {name}\)\. Copy it"
+            aiordma.NotSupportedError, match=rf"cuMemGetHandle\w+: {name}\. Copy it"
         ):
             client.register(WithInterface())
 
