@@ -76,7 +76,7 @@ async def _pair(listener: aiordma.Listener, server: str, client: str, *, is_clie
     return Pair(ours, theirs) if is_clients else Pair(theirs, ours)
 
 
-def _start(command: str) -> None:
+def start(command: str) -> None:
     """Start a shell command, and do not wait: a device is deleted once this process has ended."""
     subprocess.Popen(["sh", "-ec", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -99,7 +99,7 @@ async def _lost(server: str, client: str, cut: str) -> Found:
             with anyio.fail_after(SECONDS):
                 while not all(each.rounds for each in pairs.values()):
                     await anyio.sleep(0.05)
-            _start(cut)
+            start(cut)
         with anyio.fail_after(SECONDS):
             for pair in pairs.values():
                 await pair.close()

@@ -107,6 +107,28 @@ def test_deleted_device_ends_its_connections(wire: None, device: DeviceUnderTest
     assert "DeviceRemovedError" in found["client's receive"]
 
 
+@pytest.mark.promise("Faults of the network change no byte")
+@pytest.mark.parametrize(
+    "cut",
+    [
+        pytest.param(CUT, id="link"),
+        pytest.param(
+            "rdma link delete {driver}1",
+            id="device",
+            marks=pytest.mark.capability("removal_reported"),
+        ),
+    ],
+)
+def test_rails_go_on_when_one_of_two_devices_breaks(
+    cut: str, wire: None, device: DeviceUnderTest
+) -> None:
+    cut = cut.format(driver=device.driver)
+    found = ran("tests.faults.rails", device.address, SERVER, CLIENT, cut)
+    assert list(found["broken"]) == ["1"]
+    assert "RdmaError" in found["broken"]["1"]
+    assert found["moved"] == 200_000
+
+
 class TestGarbage:
     """Of strangers and of peers, while a connection echoes and a listener accepts: garbage.py."""
 
