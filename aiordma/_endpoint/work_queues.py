@@ -154,9 +154,9 @@ class SendQueue(WorkQueue):
             )
         raise QueueFullError(
             f"the send queue's {self.slots.total} slots (max_send_wr) are taken, {chain.count} of "
-            "them by this chain, whose requests are not posted before its block ends: end the "
-            "block, await its last request, and go on in another chain, or connect with a larger "
-            "max_send_wr"
+            "them by this chain, whose requests are not posted before its block ends: move many "
+            "WRITEs or READs with write_blocks or read_blocks; or end the block, await its last "
+            "request, and go on in another chain; or connect with a larger max_send_wr"
         )
 
     def _request(self, work: SendWork) -> WorkRequest:
