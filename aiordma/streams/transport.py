@@ -219,9 +219,9 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
             self._call_soon(self._process, self._extra["peername"])
 
     def _call_soon(self, callback: Callable[[Any], None], argument: object) -> None:
-        """Schedule a callback, unless the loop has ended. It runs in the context in which the
+        """Schedule a callback, unless the loop is closed. It runs in the context in which the
         transport was made, as in asyncio: a completion can be delivered in any other."""
-        if not self._connection._endpoint.loop.has_ended:
+        if not self._loop.is_closed():
             self._loop.call_soon(callback, argument, context=self._context)
 
     def _watch_room(self) -> None:
@@ -244,10 +244,13 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         try:
             if self._backlog:
                 self._flush()
-            self._end_if_posted()
+            if self._eof_written or self._state is not _OPEN:
+                self._end_if_posted()
             self._deliver()
-            self._end_if_stuck()
-            self._show_readiness()
+            if self._backlog:
+                self._end_if_stuck()
+            if self._readiness is not None:
+                self._show_readiness()
         except (SystemExit, KeyboardInterrupt):
             self._schedule()  # the loop can run again: what is left is delivered then
             raise
@@ -287,14 +290,16 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
     def _deliver(self) -> None:
         path = self._path
         for _ in range(self._most_reads):
-            if self._paused or self._state is not _OPEN or not path.readable:
+            if self._paused or self._state is not _OPEN:
+                return
+            if not path.readable:
                 break
             if self._is_buffered:
                 self._fill_buffer()
             else:
                 receive = self._protocol.data_received
                 self._call("data_received", receive, path.read(self._most_bytes))
-        if not self.is_reading():
+        if self._paused or self._state is not _OPEN:
             return
         if path.readable:
             self._schedule()

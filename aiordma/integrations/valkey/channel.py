@@ -53,6 +53,8 @@ class ValkeyChannel:
         close_timeout: how many seconds a close waits until the server's device has everything.
         buffer_sizes: the bytes of the buffer that the peer writes to, and those that are sent at
             the same time.
+        readable: how many bytes can be read now.
+        at_eof: whether the server has closed the connection; there may still be data to read.
         on_readable: called when data has arrived, and at the end; None: nobody waits for it.
         on_writable: called when there may be room to send again, and at the end; or None.
 
@@ -83,14 +85,16 @@ class ValkeyChannel:
         self._buffer = connection.register(bytearray(buffer_bytes), access)
         self._buffer_view = self._buffer[:].view
         self._announced = False
-        self._arrived = self._taken = 0  # bytes of the buffer
+        self.readable: int = 0
+        self.at_eof: bool = False
+        self._arrived = 0  # bytes of the buffer, since it was announced
         self._peer: RemoteMemory | None = None
         self._written = 0  # bytes of the peer's buffer
         self._in_flight: deque[int] = deque()  # bytes of each WRITE
         self._bytes_in_flight = 0
         self._controls_in_flight = 0
-        self._messages = self._handled = 0  # sent, and of these handled by the server for certain
-        self._asked_at: int | None = None
+        self._unhandled = 0  # messages that the server may not have handled yet
+        self._asked: int | None = None  # how many these were at the question, with itself
         self._write_closed = False
         self._error: Exception | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -155,16 +159,7 @@ class ValkeyChannel:
 
     @property
     def _is_over(self) -> bool:
-        return self._error is not None or self._endpoint.cause is not None
-
-    @property
-    def at_eof(self) -> bool:
-        """Whether the server has closed the connection; there may still be data to read."""
-        return (
-            self._error is None
-            and self._endpoint.teardown.has_ended
-            and self._endpoint.state is ConnectionState.DISCONNECTED
-        )
+        return self._error is not None or self._endpoint.teardown.cause is not None
 
     def read_error(self) -> Exception | None:
         """Why nothing more can be read, once everything was read; None if data may still come, or
@@ -188,6 +183,9 @@ class ValkeyChannel:
         self._ended()
 
     def _ended(self) -> None:
+        endpoint = self._endpoint
+        is_disconnected = endpoint.state is ConnectionState.DISCONNECTED
+        self.at_eof = self._error is None and endpoint.teardown.has_ended and is_disconnected
         self._wake()
         for call in (self.on_readable, self.on_writable):
             if call is not None:
@@ -195,50 +193,42 @@ class ValkeyChannel:
 
     # -- reading ----------------------------------------------------------------------------------
 
-    @property
-    def readable(self) -> int:
-        """How many bytes can be read now."""
-        return self._arrived - self._taken
-
     def read(self, limit: int, /) -> bytes:
         """Return bytes that have arrived, at most `limit`; b"" if there are none."""
-        length = min(limit, self.readable)
-        data = bytes(self._buffer_view[self._taken : self._taken + length])
-        self._consume(length)
+        start = self._arrived - self.readable
+        data = bytes(self._buffer_view[start : min(start + limit, self._arrived)])
+        self._consume(len(data))
         return data
 
     def read_into(self, buffer: memoryview, /) -> int:
         """Copy bytes that have arrived into the buffer; returns their number."""
+        start = self._arrived - self.readable
         length = min(len(buffer), self.readable)
-        buffer[:length] = self._buffer_view[self._taken : self._taken + length]
+        buffer[:length] = self._buffer_view[start : start + length]
         self._consume(length)
         return length
 
     def _consume(self, length: int) -> None:
-        self._taken += length
-        if self._taken == self._buffer.length and not self._is_over:
+        self.readable -= length
+        is_used_up = not self.readable and self._arrived == self.buffer_sizes[0]
+        if is_used_up and not self._is_over:
             self._announce()
 
     # -- writing ----------------------------------------------------------------------------------
 
-    @property
     def _room(self) -> int:
-        """How many bytes the next message may have now."""
+        """Return how many bytes the next message may have now."""
         if self._peer is None or self._write_closed or self._is_over:
             return 0
-        if len(self._in_flight) >= DATA_SLOTS or self._unhandled >= self.most_unhandled:
+        if self._unhandled >= self.most_unhandled or len(self._in_flight) >= DATA_SLOTS:
             return 0
         free = SEND_BYTES - self._bytes_in_flight
         return min(self._peer.length - self._written, MESSAGE_BYTES, free)
 
     @property
-    def _unhandled(self) -> int:
-        return self._messages - self._handled
-
-    @property
     def can_write(self) -> bool:
         """Whether `write` can post anything now."""
-        return self._room > 0
+        return self._room() > 0
 
     def write(self, data: bytes | memoryview, /) -> int:
         """Copy and post as much as there is room for; returns the number of bytes.
@@ -250,37 +240,35 @@ class ValkeyChannel:
             RdmaError: a request could not be posted; the connection has ended.
         """
         done = 0
-        while done < len(data) and (length := min(self._room, len(data) - done)):
-            self._post_data(data if length == len(data) else data[done : done + length])
+        while done < len(data) and (length := min(self._room(), len(data) - done)):
+            part = data if length == len(data) else data[done : done + length]
             done += length
+            assert self._peer is not None
+            target = RemoteMemory(self._peer.address + self._written, length, self._peer.rkey)
+            try:
+                request = self._open_connection().post_write(part, target, immediate=length)
+            except RdmaError as error:
+                self._refuse(error)
+            self._written += length
+            self._in_flight.append(length)
+            self._bytes_in_flight += length
+            self._unhandled += 1
+            request.add_done_callback(self._data_sent)
+            if self._asked is None and self._unhandled >= self.most_unhandled // 2:
+                self._post_control(pack_opcode(Opcode.GET_SERVER_FEATURE))
+                self._asked = self._unhandled
         return done
 
     def close_write(self, both: bool, /) -> None:
         """Write nothing more. The protocol has no message for that."""
         self._write_closed = True
 
-    def _post_data(self, data: bytes | memoryview) -> None:
-        assert self._peer is not None
-        length = len(data)
-        target = RemoteMemory(self._peer.address + self._written, length, self._peer.rkey)
-        try:
-            request = self._open_connection().post_write(data, target, immediate=length)
-        except RdmaError as error:
-            self._refuse(error)
-        self._written += length
-        self._in_flight.append(length)
-        self._bytes_in_flight += length
-        self._messages += 1
-        request.add_done_callback(self._data_sent)
-        if self._unhandled >= self.most_unhandled // 2 and self._asked_at is None:
-            self._post_control(pack_opcode(Opcode.GET_SERVER_FEATURE))
-            self._asked_at = self._messages
-
     def _data_sent(self, request: WorkRequest) -> None:
         self._bytes_in_flight -= self._in_flight.popleft()
         if request.exception() is not None:
             return  # the connection has ended, or is about to: `_ended` is called
-        self._wake()
+        if self._waiters or self._on_drained is not None:
+            self._wake()
         if self.on_writable is not None:
             self.on_writable()
 
@@ -288,7 +276,7 @@ class ValkeyChannel:
 
     def _announce(self) -> None:
         """Announce the buffer: the peer writes to its beginning."""
-        self._arrived = self._taken = 0
+        self._arrived = 0
         self._announced = True
         with suppress(RdmaError):  # the reader gets the error
             self._post_control(pack_memory(self._buffer[:].remote()))
@@ -298,7 +286,7 @@ class ValkeyChannel:
             request = self._open_connection().post_send(message)
         except RdmaError as error:
             self._refuse(error)
-        self._messages += 1
+        self._unhandled += 1
         self._controls_in_flight += 1
         request.add_done_callback(self._control_sent)
 
@@ -327,7 +315,14 @@ class ValkeyChannel:
         arrivals = self._arrivals
         try:
             while arrivals.arrived and self._error is None:
-                self._take(arrivals.take_message(Message))
+                data, immediate, invalidated, written = arrivals.take_message(Message)
+                if written is not None:
+                    self._take_data(immediate, written)
+                elif immediate is None and invalidated is None:
+                    self._take_control(data)
+                else:
+                    kind = "SEND_WITH_INV" if immediate is None else "SEND_WITH_IMM"
+                    raise ValkeyProtocolError(f"the peer sent a message of kind {kind}")
         except ValkeyProtocolError as error:
             if self._peer is None:
                 self._fail(error)  # `open_connection` says to whom it connects
@@ -336,27 +331,18 @@ class ValkeyChannel:
         except RdmaError:
             return  # the connection has ended: `_ended` is called
 
-    def _take(self, message: Message) -> None:
-        data, immediate, invalidated, written = message
-        if written is not None:
-            self._take_data(immediate, written)
-        elif immediate is None and invalidated is None:
-            self._take_control(data)
-        else:
-            kind = "SEND_WITH_INV" if immediate is None else "SEND_WITH_IMM"
-            raise ValkeyProtocolError(f"the peer sent a message of kind {kind}")
-
     def _take_data(self, announced: int | None, written: int) -> None:
         if announced != written:
             raise ValkeyProtocolError(
                 f"the peer says that it wrote {announced} bytes, and it wrote {written}"
             )
-        room = self._buffer.length - self._arrived if self._announced else 0
+        room = self.buffer_sizes[0] - self._arrived if self._announced else 0
         if written > room:
             raise ValkeyProtocolError(
                 f"the peer wrote {written} bytes where {room} of the buffer were left"
             )
         self._arrived += written
+        self.readable += written
         if self.on_readable is not None:
             self.on_readable()
 
@@ -365,9 +351,10 @@ class ValkeyChannel:
         if opcode is Opcode.REGISTER_XFER_MEMORY:
             self._take_memory(memory_of(message))
         elif opcode is Opcode.GET_SERVER_FEATURE:
-            if self._asked_at is None:
+            if self._asked is None:
                 raise ValkeyProtocolError("the peer answered, and nothing was asked")
-            self._handled, self._asked_at = self._asked_at, None
+            self._unhandled -= self._asked
+            self._asked = None
             self._call_writable()
         elif opcode is not Opcode.KEEPALIVE:
             raise ValkeyProtocolError(f"the peer sent {opcode.name}, which only clients send")
