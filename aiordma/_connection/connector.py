@@ -187,8 +187,9 @@ async def to_first(
     Raises: as `begin`, `Attempt.look_up` and `use`.
     """
     first = begin()
-    if first.numeric is not None:
-        return await use(first, first.numeric, ANY)
+    numeric = first.numeric
+    if numeric is not None:
+        return await use(first, numeric, ANY)
     shared = SharedSeconds(first.timeout)
     with shared:
         routes = await first.look_up()
