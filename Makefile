@@ -8,7 +8,7 @@ ifndef PYTHON
 PYTHON := $(shell /usr/bin/python3 -m tests.tasks python 2>/dev/null || echo python3)
 endif
 TASK := $(PYTHON) -m tests.tasks
-NATIVE := $(shell find aiordma/_native -name '*.[ch]' ! -name '_*.c') setup_binding.py
+NATIVE := $(shell find aiordma/_native -name '*.[ch]' ! -name '_*.c' -o -name '*.map') setup_binding.py
 DEVICE ?= software
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The compiler's warnings are errors here, and nowhere else.
@@ -148,5 +148,5 @@ build/fork-client: tests/forked/client.c
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find aiordma -name '*.so' -delete
+	find aiordma -name '*.so' -delete -o -name '*.so.1' -delete
 	find aiordma tests examples -name __pycache__ -prune -exec rm -rf {} +

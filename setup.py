@@ -1,5 +1,6 @@
-"""The compiled half of the build: cffi generates and compiles aiordma._native._binding, and the hot
-path is an extension of its own, aiordma._native._engine. And what the package's page says: the
+"""The compiled half of the build: cffi generates and compiles aiordma._native._binding; the hot
+path is an extension of its own, aiordma._native._engine; the libraries that `aiordma exec` puts in
+front of a program contain the software device once more. And what the package's page says: the
 README, whose links have to be absolute there."""
 
 import os
@@ -8,12 +9,22 @@ import shlex
 import subprocess
 import sysconfig
 import tomllib
+from collections.abc import Iterable
 from glob import glob
 from pathlib import Path
 from typing import NoReturn
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def version() -> str:
+    """Return the package's version, as setup_binding.py does."""
+    found = re.search('__version__ = "(.+)"', (FOLDER / "aiordma/__init__.py").read_text())
+    assert found
+    return found[1]
 
 
 class BuildExtension(build_ext):
@@ -36,6 +47,18 @@ class BuildExtension(build_ext):
         if found.returncode:
             refuse("missing C header: Python.h", "python3-dev", "python3-devel")
         super().run()
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Return the file of a module, or of a library for programs in C."""
+        if fullname.rpartition(".")[2] in ("libibverbs", "librdmacm"):
+            return f"{fullname.replace('.', '/')}.so.1"
+        return str(super().get_ext_filename(fullname))  # type: ignore[no-untyped-call]
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile and link; of the libraries, the second one is linked to the first."""
+        if ext.name == librdmacm.name:
+            ext.extra_objects.append(self.get_ext_fullpath(libibverbs.name))
+        super().build_extension(ext)
 
 
 def refuse(problem: str, debian: str, fedora: str) -> NoReturn:
@@ -71,6 +94,38 @@ engine = Extension(
 )
 
 
+def library(name: str, files: tuple[str, ...], below: Iterable[str] = ()) -> Extension:
+    """Return a library with the symbol versions of rdma-core's library of that name."""
+    folder = "aiordma/_native/exported"
+    return Extension(
+        f"aiordma._native.exported.{name}",
+        sources=[*(f"{folder}/{each}.c" for each in files), *sorted(below)],
+        depends=[
+            f"{folder}/{name}.map",
+            *sorted(glob(f"{folder}/*.h") + glob("aiordma/_native/software/*.h")),
+            *sorted(glob("aiordma/_native/*.h") + glob("aiordma/_native/declarations/*.h")),
+        ],
+        include_dirs=["aiordma/_native"],
+        define_macros=[("SW_VERSION", f'"{version()}"')],
+        libraries=["pthread"],
+        extra_compile_args=WARNINGS,
+        extra_link_args=[
+            f"-Wl,-soname,{name}.so.1",
+            f"-Wl,--version-script,{folder}/{name}.map",
+            "-Wl,--no-undefined",
+            "-Wl,-rpath,$ORIGIN",
+        ],
+    )
+
+
+libibverbs = library(
+    "libibverbs",
+    ("driver_calls", "one_device", "verbs_calls", "verbs_texts"),
+    glob("aiordma/_native/software/*.c"),
+)
+librdmacm = library("librdmacm", ("cm_calls", "rsockets", "synchronous"))
+
+
 def described(readme: str, repository: str) -> str:
     """Return the README with the links into the repository absolute, or without them if there is
     no public repository: a page of the package elsewhere has no files beside it."""
@@ -83,7 +138,6 @@ def described(readme: str, repository: str) -> str:
     return re.sub(r"\[([^\]]+)\]\((?!https?:|#)([^)\s]+)\)", absolute, readme)
 
 
-FOLDER = Path(__file__).resolve().parent
 REPOSITORY = tomllib.loads((FOLDER / "pyproject.toml").read_text())["tool"]["aiordma"]["repository"]
 URLS = {
     "Repository": REPOSITORY,
@@ -97,6 +151,6 @@ setup(
     long_description_content_type="text/markdown",
     project_urls=URLS if REPOSITORY else {},
     cffi_modules=["setup_binding.py:ffibuilder"],
-    ext_modules=[engine],
+    ext_modules=[engine, libibverbs, librdmacm],
     cmdclass={"build_ext": BuildExtension},
 )

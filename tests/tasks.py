@@ -31,8 +31,14 @@ NATIVE = (
     "tests/faults tests/docs tests/soak tests/attacks tests/device tests/dask tests/valkey"
     " tests/interop/test_decoded.py tests/unit"
 )
+# Programs in C that need no kernel driver: natively, they run under `aiordma exec`.
+PROGRAMS = " ".join(
+    f"tests/interop/test_{each}.py"
+    for each in ("mckey", "perftest", "rdma_client_server", "rping", "ucmatose", "udaddy", "valkey")
+)
+
 TARGETS = {  # the device (the built-in one is tested natively), the folders, options of pytest
-    "software": ("software", NATIVE, f"{PARALLEL} -m 'not cluster'"),
+    "software": ("software", f"{PROGRAMS} {NATIVE}", f"{PARALLEL} -m 'not cluster'"),
     "quick": ("software", "tests/device tests/unit", f"{PARALLEL} -m 'not slow'"),
     "rxe": ("rxe0", "tests/device tests/interop tests/faults tests/docs", IN_VM),
     "siw": ("siw0", "tests/device tests/interop tests/faults", IN_VM),
@@ -56,6 +62,8 @@ def test(name: str, *arguments: str) -> int:
         if name == "quick":
             os.environ["AIORDMA_TEST_LOOPS"] = "asyncio"
         RESULTS.mkdir(parents=True, exist_ok=True)
+        if name == "software" and not arguments:
+            valkey_server()
         os.execv(f"{VENV}/bin/python", [f"{VENV}/bin/python", *words, *arguments])
     os.environ["PROVIDER"] = device.rstrip("0")
     os.environ.setdefault("VM_TIMEOUT", "4000")  # longer than a command that somebody waits for

@@ -105,6 +105,7 @@ static void load(void)
     LOAD(cm, resolve_addr, "rdma_resolve_addr", "RDMACM_1.0");
     LOAD(cm, resolve_route, "rdma_resolve_route", "RDMACM_1.0");
     LOAD(cm, cm_create_qp, "rdma_create_qp", "RDMACM_1.0");
+    LOAD(cm, cm_create_qp_ex, "rdma_create_qp_ex", "RDMACM_1.0");
     LOAD(cm, cm_destroy_qp, "rdma_destroy_qp", "RDMACM_1.0");
     LOAD(cm, connect, "rdma_connect", "RDMACM_1.0");
     LOAD(cm, listen, "rdma_listen", "RDMACM_1.0");

@@ -11,6 +11,7 @@ from aiordma import RdmaError
 from aiordma.cli.bench import bench
 from aiordma.cli.cp import cp
 from aiordma.cli.doctor import doctor
+from aiordma.cli.exec import execute
 from aiordma.cli.info import info
 from aiordma.cli.ping import ping
 from aiordma.cli.running import one_line
@@ -29,6 +30,9 @@ def main() -> None:
     app.callback()(_root)
     for command in (doctor, info, ping, cp):
         app.command()(command)
+    # What follows the program's name is the program's.
+    as_it_is = {"allow_interspersed_args": False}
+    app.command("exec", context_settings=as_it_is)(execute)
     app.add_typer(bench, name="bench")
     try:
         try:

@@ -1,7 +1,12 @@
-"""Programs run beside a test: no wait without a limit, no failure without what they wrote."""
+"""Programs run beside a test: no wait without a limit, no failure without what they wrote.
 
+On the software device, a program runs as under `aiordma exec`, and as an ordinary user.
+"""
+
+import functools
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -15,7 +20,9 @@ import pytest
 from anyio.abc import Process, SocketListener, SocketStream
 from anyio.streams.stapled import MultiListener
 
+from aiordma.cli.exec import FOLDER
 from tests.conftest import DEVICE, LOOPS
+from tests.internals import SOFTWARE
 from tests.kernel_objects import kernel_listens
 
 SECONDS = 100.0
@@ -28,6 +35,46 @@ closes the descriptor that another one reads (mended in rdma-core 59)."""
 every_loop = pytest.mark.parametrize("anyio_backend", LOOPS, indirect=True)
 
 _ports = itertools.count(20000)
+
+
+PACKAGES = "rdmacm-utils ibverbs-utils perftest"
+"""Those of Debian that have the C programs."""
+
+AS_ORDINARY_USER = (
+    ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if os.geteuid() == 0 else ()
+)
+
+
+@functools.cache
+def _public_folder() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix="aiordma-")
+    os.chmod(folder.name, 0o755)
+    return folder
+
+
+@functools.cache
+def for_everyone(file: Path) -> Path:
+    """Return a copy of a file that an ordinary user may read. The project may be root's."""
+    copy = Path(_public_folder().name) / file.name
+    shutil.copy(file, copy)
+    return copy
+
+
+def on_software() -> dict[str, str]:
+    """The environment that `aiordma exec` makes, with copies of its libraries."""
+    libraries = {for_everyone(file).parent for file in FOLDER.glob("*.so.1")}
+    assert libraries, f"{FOLDER} has no libraries: make venv"
+    return {**os.environ, "LD_LIBRARY_PATH": str(libraries.pop())}
+
+
+def _has_port(port: int) -> bool:
+    """Whether a process of this machine listens on a TCP port, or has a UDP port."""
+    for table, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, found, *_ = line.split()
+            if found == state and int(local.rpartition(":")[2], 16) == port:
+                return True
+    return False
 
 
 def free_port() -> int:
@@ -61,7 +108,7 @@ class Program:
 
     async def listens(self, port: int, device: str = DEVICE) -> None:
         """Wait until a connection can be made to that port."""
-        while not kernel_listens(device, port):
+        while not (_has_port(port) if device == SOFTWARE else kernel_listens(device, port)):
             assert self._process.returncode is None, self
             await anyio.sleep(0.02)
 
@@ -98,11 +145,19 @@ async def running(
         AssertionError: another status, or too late; it says what the program wrote. Any exception
             of the block gets that as a note.
     """
+    if shutil.which(str(command[0])) is None:
+        pytest.skip(f"this machine has no {command[0]}: apt-get install {PACKAGES}")
     with tempfile.TemporaryFile() as log:
         # Line by line, so that a program that hangs has printed how far it came.
-        words = ["stdbuf", "-oL", *map(str, command)]
+        is_ordinary = DEVICE == SOFTWARE
+        words = [*AS_ORDINARY_USER] if is_ordinary else []
+        words += ["stdbuf", "-oL", *map(str, command)]
         process = await anyio.open_process(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=on_software() if is_ordinary else None,
         )
         program = Program(command, process, log)
         try:

@@ -18,7 +18,6 @@ from aiordma.cli import rping
 from aiordma.testing import software_objects
 from aiordma.types import ConnectionKeywords
 from tests.devices import ADDRESS, DeviceUnderTest
-from tests.interop import perftest
 from tests.interop.peers import (
     MESSAGE,
     be_ucmatose_client,
@@ -162,58 +161,6 @@ async def test_our_ten_connections_to_ucmatose_on_siw(count: int) -> None:
                 clients.start_soon(run_client)
     assert server.output.endswith("disconnected\ntest complete\nreturn status 0\n")
     assert [[len(message) for message in messages] for messages in received] == [[100] * count] * 10
-
-
-def measuring(program: str, port: int, size: int, rounds: int) -> tuple[str | int, ...]:
-    return (program, "-R", "-d", "siw0", "-p", port, "-s", size, "-n", rounds, "-F")
-
-
-@pytest.mark.parametrize("size", [2, MOST])
-async def test_ib_read_lat_on_siw_reads_from_our_server(size: int) -> None:
-    async with await aiordma.listen(
-        ADDRESS, 0, device=SOFTWARE, options=perftest.CONTROL
-    ) as listener:
-        command = measuring("ib_read_lat", listener.port, size, 50)
-        async with (
-            running(*command, ADDRESS) as client,
-            perftest.server_of(listener, size) as session,
-        ):
-            await session.be_read()
-    assert f"\n {size} " in client.output
-
-
-@pytest.mark.parametrize("size", [2, MOST])
-async def test_our_client_reads_from_ib_read_lat_on_siw(size: int) -> None:
-    port = free_port()
-    async with running(*measuring("ib_read_lat", port, size, 50)) as server:
-        await server.listens(port)
-        async with perftest.client_of(ADDRESS, port, size, SOFTWARE) as session:
-            found = await session.read(50)
-    assert {len(data) for data in found} == {size}
-
-
-@pytest.mark.parametrize("size", [2, MOST])
-async def test_ib_write_lat_on_siw_and_our_server_write_in_turn(size: int) -> None:
-    async with await aiordma.listen(
-        ADDRESS, 0, device=SOFTWARE, options=perftest.CONTROL
-    ) as listener:
-        command = measuring("ib_write_lat", listener.port, size, 50)
-        async with (
-            running(*command, ADDRESS) as client,
-            perftest.server_of(listener, size) as session,
-        ):
-            await session.write_in_turn(50)
-    assert f"\n {size} " in client.output
-
-
-@pytest.mark.parametrize("size", [2, MOST])
-async def test_our_client_and_ib_write_lat_on_siw_write_in_turn(size: int) -> None:
-    port = free_port()
-    async with running(*measuring("ib_write_lat", port, size, 50)) as server:
-        await server.listens(port)
-        async with perftest.client_of(ADDRESS, port, size, SOFTWARE) as session:
-            await session.write_in_turn(50)
-    assert f"\n {size} " in server.output
 
 
 # -- our own on both sides ----------------------------------------------------------------------

@@ -13,8 +13,10 @@ from valkey.asyncio import ConnectionPool, Valkey
 
 import aiordma
 from aiordma.integrations.valkey import RdmaConnection, open_connection
+from tests.conftest import DEVICE
 from tests.devices import ADDRESS
-from tests.interop.programs import Program, free_port, running
+from tests.internals import SOFTWARE
+from tests.interop.programs import Program, for_everyone, free_port, running
 
 SERVER = Path(__file__).parents[2] / "build" / "valkey-server"
 
@@ -29,21 +31,34 @@ pytestmark = [
 
 
 @asynccontextmanager
-async def server() -> AsyncIterator[tuple[Program, int]]:
+async def running_server() -> AsyncIterator[tuple[Program, int]]:
     port = free_port()
-    command = [SERVER, "--port", 0, "--save", "", "--rdma-bind", ADDRESS, "--rdma-port", port]
-    async with running(*map(str, command), status=None, within=70) as program:
-        await program.has_written("Ready to accept connections rdma")
+    program = for_everyone(SERVER) if DEVICE == SOFTWARE else SERVER
+    command = [
+        program,
+        "--dir",
+        "/tmp",
+        "--port",
+        0,
+        "--save",
+        "",
+        "--rdma-bind",
+        ADDRESS,
+        "--rdma-port",
+        port,
+    ]
+    async with running(*map(str, command), status=None, within=70) as server:
+        await server.has_written("Ready to accept connections rdma")
         try:
-            yield program, port
+            yield server, port
         finally:
             with suppress(ProcessLookupError):
-                program.stop(signal.SIGKILL)
+                server.stop(signal.SIGKILL)
 
 
 @asynccontextmanager
 async def server_and_client(**options: Any) -> AsyncIterator[tuple[Program, Any]]:
-    async with server() as (program, port):
+    async with running_server() as (program, port):
         pool = ConnectionPool(connection_class=RdmaConnection, host=ADDRESS, port=port, **options)
         client = Valkey(connection_pool=pool)
         try:
@@ -80,7 +95,7 @@ async def test_the_server_stores_publishes_and_ends_connections() -> None:
 
 async def test_a_server_that_stands_still_gets_no_more_messages_than_it_has_receives() -> None:
     # It permits no retries: one message more than its receives would end the connection.
-    async with server() as (program, port):
+    async with running_server() as (program, port):
         reader, writer = await open_connection(ADDRESS, port)
         writer.write(b"PING\r\n")
         assert await reader.readline() == b"+PONG\r\n"

@@ -38,6 +38,8 @@ def imported(tree: ast.AST) -> set[str]:
 
 NATIVE = ROOT / PACKAGE / "_native"
 C_FOLDERS = ("engine", "software")
+EXPORTED = "exported"
+"""The folder of C functions that programs call. Their declarations are in rdma-core's headers."""
 
 # clang-format begins in the first column what is outside of functions, and nothing else.
 _OUTSIDE = r"^(?!static|typedef|extern|PyMODINIT_FUNC)[A-Za-z][\w \n*]*?\b(\w+)"

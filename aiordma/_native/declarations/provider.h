@@ -77,6 +77,7 @@ struct aiordma_provider {
     int (*resolve_route)(struct rdma_cm_id *id, int timeout_ms);
     int (*cm_create_qp)(struct rdma_cm_id *id, struct ibv_pd *domain,
                         struct ibv_qp_init_attr *attr);
+    int (*cm_create_qp_ex)(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *attr);
     void (*cm_destroy_qp)(struct rdma_cm_id *id);
     int (*connect)(struct rdma_cm_id *id, struct rdma_conn_param *parameters);
     int (*listen)(struct rdma_cm_id *id, int backlog);

@@ -16,6 +16,9 @@ struct aiordma_software_counts {
  */
 const struct aiordma_provider *aiordma_software(void);
 
+/* For the libraries of exported/: the place of an identifier where they keep what is theirs. */
+void **aiordma_software_slot(struct rdma_cm_id *id);
+
 /* For tests: count the objects that exist. */
 void aiordma_software_counts(struct aiordma_software_counts *counts);
 

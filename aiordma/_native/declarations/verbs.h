@@ -16,6 +16,7 @@ struct ibv_pd;
 struct ibv_poll_cq_attr;
 struct ibv_port_attr;
 struct ibv_qp;
+struct ibv_qp_init_attr_ex;
 struct ibv_query_device_ex_input;
 struct ibv_recv_wr;
 struct ibv_send_wr;
@@ -122,7 +123,9 @@ struct verbs_context {
     int (*query_device_ex)(struct ibv_context *context,
                            const struct ibv_query_device_ex_input *input,
                            struct ibv_device_attr_ex *attr, size_t size);
-    void *unused_first[10];
+    void *unused_flow[5];
+    struct ibv_qp *(*create_qp_ex)(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
+    void *unused_first[4];
     uint64_t unused_mask;
     size_t sz;
     struct ibv_context context;
@@ -575,6 +578,41 @@ struct ibv_qp_init_attr {
     enum ibv_qp_type qp_type;
     int sq_sig_all;
 };
+enum ibv_qp_init_attr_mask {
+    IBV_QP_INIT_ATTR_PD = 0x1,
+    IBV_QP_INIT_ATTR_CREATE_FLAGS = 0x4,
+    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS = 0x40
+};
+enum ibv_qp_create_send_ops_flags {
+    IBV_QP_EX_WITH_RDMA_WRITE = 0x1,
+    IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM = 0x2,
+    IBV_QP_EX_WITH_SEND = 0x4,
+    IBV_QP_EX_WITH_SEND_WITH_IMM = 0x8,
+    IBV_QP_EX_WITH_RDMA_READ = 0x10,
+    IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP = 0x20,
+    IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD = 0x40,
+    IBV_QP_EX_WITH_LOCAL_INV = 0x80,
+    IBV_QP_EX_WITH_BIND_MW = 0x100,
+    IBV_QP_EX_WITH_SEND_WITH_INV = 0x200
+};
+/* An ibv_qp_init_attr, then what comp_mask says. */
+struct ibv_qp_init_attr_ex {
+    void *qp_context;
+    struct ibv_cq *send_cq;
+    struct ibv_cq *recv_cq;
+    struct ibv_srq *srq;
+    struct ibv_qp_cap cap;
+    enum ibv_qp_type qp_type;
+    int sq_sig_all;
+    uint32_t comp_mask;
+    struct ibv_pd *pd;
+    void *unused_xrcd;
+    uint32_t create_flags;
+    uint16_t unused_tso_header;
+    uint64_t unused_table[4];
+    uint32_t unused_source_qpn;
+    uint64_t send_ops_flags;
+};
 struct ibv_qp {
     struct ibv_context *context;
     void *qp_context;
@@ -753,4 +791,45 @@ struct ibv_qp_attr {
     uint8_t alt_port_num;
     uint8_t alt_timeout;
     uint32_t rate_limit;
+};
+
+struct ibv_data_buf {
+    void *addr;
+    size_t length;
+};
+/* A queue pair, and the functions that build its work requests (man ibv_wr_post). */
+struct ibv_qp_ex {
+    struct ibv_qp qp_base;
+    uint64_t comp_mask;
+    uint64_t wr_id;
+    unsigned int wr_flags;
+    void (*wr_atomic_cmp_swp)(struct ibv_qp_ex *queue_pair, uint32_t rkey, uint64_t remote_addr,
+                              uint64_t compare, uint64_t swap);
+    void (*wr_atomic_fetch_add)(struct ibv_qp_ex *queue_pair, uint32_t rkey, uint64_t remote_addr,
+                                uint64_t add);
+    void (*wr_bind_mw)(struct ibv_qp_ex *queue_pair, struct ibv_mw *window, uint32_t rkey,
+                       const struct ibv_mw_bind_info *bind);
+    void (*wr_local_inv)(struct ibv_qp_ex *queue_pair, uint32_t invalidate_rkey);
+    void (*wr_rdma_read)(struct ibv_qp_ex *queue_pair, uint32_t rkey, uint64_t remote_addr);
+    void (*wr_rdma_write)(struct ibv_qp_ex *queue_pair, uint32_t rkey, uint64_t remote_addr);
+    void (*wr_rdma_write_imm)(struct ibv_qp_ex *queue_pair, uint32_t rkey, uint64_t remote_addr,
+                              uint32_t imm_data);
+    void (*wr_send)(struct ibv_qp_ex *queue_pair);
+    void (*wr_send_imm)(struct ibv_qp_ex *queue_pair, uint32_t imm_data);
+    void (*wr_send_inv)(struct ibv_qp_ex *queue_pair, uint32_t invalidate_rkey);
+    void *unused_send_tso;
+    void (*wr_set_ud_addr)(struct ibv_qp_ex *queue_pair, struct ibv_ah *ah, uint32_t remote_qpn,
+                           uint32_t remote_qkey);
+    void *unused_set_xrc;
+    void (*wr_set_inline_data)(struct ibv_qp_ex *queue_pair, void *address, size_t length);
+    void (*wr_set_inline_data_list)(struct ibv_qp_ex *queue_pair, size_t count,
+                                    const struct ibv_data_buf *buffers);
+    void (*wr_set_sge)(struct ibv_qp_ex *queue_pair, uint32_t lkey, uint64_t address,
+                       uint32_t length);
+    void (*wr_set_sge_list)(struct ibv_qp_ex *queue_pair, size_t count,
+                            const struct ibv_sge *parts);
+    void (*wr_start)(struct ibv_qp_ex *queue_pair);
+    int (*wr_complete)(struct ibv_qp_ex *queue_pair);
+    void (*wr_abort)(struct ibv_qp_ex *queue_pair);
+    void *unused_atomic_write;
 };

@@ -52,7 +52,7 @@ static void free_queues(struct rdma_cm_id *id)
 }
 
 /* Create the completion queues that the program did not pass, unarmed, as rdma_create_qp does. */
-static int make_queues(struct rdma_cm_id *id, struct ibv_qp_init_attr *attr)
+static int make_queues(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *attr)
 {
     if (!attr->send_cq) {
         id->send_cq_channel = calls->create_comp_channel(id->verbs);
@@ -108,18 +108,20 @@ static int move_on(struct ibv_qp *queue_pair)
     return calls->modify_qp(queue_pair, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN);
 }
 
-static int cm_create_qp(struct rdma_cm_id *id, struct ibv_pd *domain, struct ibv_qp_init_attr *attr)
+static int cm_create_qp_ex(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *attr)
 {
     if (!id || !attr || id->qp || !id->verbs || attr->qp_type != id->qp_type)
         return sw_result(EINVAL);
-    if (!domain)
-        domain = id->pd;
-    if (!domain || domain->context != id->verbs)
+    if (!(attr->comp_mask & IBV_QP_INIT_ATTR_PD) || !attr->pd) {
+        attr->comp_mask |= IBV_QP_INIT_ATTR_PD;
+        attr->pd = id->pd;
+    }
+    if (!attr->pd || attr->pd->context != id->verbs)
         return sw_result(EINVAL);
     int error = make_queues(id, attr);
     if (error)
         return sw_result(error);
-    struct ibv_qp *queue_pair = calls->create_qp(domain, attr);
+    struct ibv_qp *queue_pair = sw_device.operations.create_qp_ex(id->verbs, attr);
     error = queue_pair ? move_on(queue_pair) : errno;
     if (error) {
         if (queue_pair)
@@ -129,10 +131,24 @@ static int cm_create_qp(struct rdma_cm_id *id, struct ibv_pd *domain, struct ibv
     }
     sw_lock();
     id->qp = queue_pair;
-    id->pd = domain;
+    id->pd = attr->pd;
     sw_give_queue_pair(sw_identifier_of(id), (struct sw_queue_pair *)queue_pair);
     sw_unlock();
     return 0;
+}
+
+static int cm_create_qp(struct rdma_cm_id *id, struct ibv_pd *domain, struct ibv_qp_init_attr *attr)
+{
+    struct ibv_qp_init_attr_ex extended = {0};
+
+    if (!attr)
+        return sw_result(EINVAL);
+    memcpy(&extended, attr, sizeof(*attr)); /* the same members come first */
+    extended.comp_mask = IBV_QP_INIT_ATTR_PD;
+    extended.pd = domain;
+    int result = cm_create_qp_ex(id, &extended);
+    memcpy(attr, &extended, sizeof(*attr));
+    return result;
 }
 
 static void cm_destroy_qp(struct rdma_cm_id *id)
@@ -148,24 +164,18 @@ static int init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *ma
     if (!id || !attr || !mask || !id->verbs)
         return sw_result(EINVAL);
     int is_datagram = id->qp_type == IBV_QPT_UD;
-    switch (attr->qp_state) {
-    case IBV_QPS_INIT:
-        memset(attr, 0, sizeof(*attr));
-        fill_init(attr, mask, is_datagram);
-        return 0;
-    case IBV_QPS_RTR:
-        memset(attr, 0, sizeof(*attr));
-        attr->qp_state = IBV_QPS_RTR;
-        *mask = IBV_QP_STATE;
-        return 0;
-    case IBV_QPS_RTS:
-        memset(attr, 0, sizeof(*attr));
-        attr->qp_state = IBV_QPS_RTS;
-        *mask = IBV_QP_STATE | (is_datagram ? IBV_QP_SQ_PSN : 0);
-        return 0;
-    default:
+    enum ibv_qp_state state = attr->qp_state;
+    if (state != IBV_QPS_INIT && state != IBV_QPS_RTR && state != IBV_QPS_RTS)
         return sw_result(EINVAL);
-    }
+    memset(attr, 0, sizeof(*attr));
+    attr->qp_state = state;
+    /* Nothing: the connection itself moves its queue pair to RTS, as in the kernel. */
+    *mask = 0;
+    if (state == IBV_QPS_INIT)
+        fill_init(attr, mask, is_datagram);
+    else if (is_datagram)
+        *mask = IBV_QP_STATE | (state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0);
+    return 0;
 }
 
 /* -- connections: checked here, carried out by the port space ------------------------------ */
@@ -388,6 +398,7 @@ void sw_fill_cm(struct aiordma_provider *table)
     calls = table;
     table->create_id = create_id;
     table->cm_create_qp = cm_create_qp;
+    table->cm_create_qp_ex = cm_create_qp_ex;
     table->cm_destroy_qp = cm_destroy_qp;
     table->connect = cm_connect;
     table->listen = cm_listen;

@@ -434,6 +434,11 @@ static int destroy_id(struct rdma_cm_id *id)
     return 0;
 }
 
+void **aiordma_software_slot(struct rdma_cm_id *id)
+{
+    return &sw_identifier_of(id)->slot;
+}
+
 void sw_fill_identifier(struct aiordma_provider *table)
 {
     table->create_event_channel = create_event_channel;

@@ -76,6 +76,7 @@ struct sw_identifier {
     struct sw_connection *connection; /* RDMA_PS_TCP (cm_stream.c) */
     struct sw_service *service;       /* RDMA_PS_UDP (cm_datagram.c) */
     struct sw_membership *groups;     /* joined groups (group.c) */
+    void *slot;                       /* of exported/: aiordma_software_slot */
 };
 
 extern struct sw_identifier *sw_identifiers; /* a list of all identifiers */

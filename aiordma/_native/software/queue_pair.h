@@ -10,6 +10,7 @@
 #include "roce.h"
 #include "shared_receive.h"
 
+struct sw_builder;
 struct sw_identifier;
 struct sw_queue_pair;
 
@@ -63,7 +64,11 @@ struct sw_reports {
 };
 
 struct sw_queue_pair {
-    struct ibv_qp ibv;
+    union {
+        struct ibv_qp ibv;
+        struct ibv_qp_ex extended; /* its functions are NULL without a builder */
+    };
+    struct sw_builder *builder; /* of extended (builder.h), or NULL */
     struct ibv_qp_cap capacity;
     int signals_all;
     struct ibv_qp_attr attributes; /* as modified, but the state is ibv.state */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "blocks.h"
+#include "builder.h"
 #include "connected.h"
 #include "datagram.h"
 
@@ -40,6 +41,7 @@ static int check_request(struct ibv_pd *domain, const struct ibv_qp_init_attr *a
 
 static void free_pair(struct sw_queue_pair *pair)
 {
+    sw_free_builder(pair);
     sw_receives_free(&pair->receives);
     free(pair->taken.parts);
     sw_unmap(pair->sends, pair->sends_mapped);
@@ -173,6 +175,38 @@ static int destroy_qp(struct ibv_qp *queue_pair)
     sw_unlock();
     free_pair(pair);
     return 0;
+}
+
+/* A plain queue pair, or one whose work requests are built by calls (man ibv_create_qp_ex). */
+static struct ibv_qp *create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
+{
+    struct ibv_qp_init_attr plain;
+    int error = 0;
+
+    if (!context || !attr || !(attr->comp_mask & IBV_QP_INIT_ATTR_PD) || !attr->pd ||
+        attr->pd->context != context)
+        error = EINVAL;
+    else if (attr->comp_mask & ~(uint32_t)(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS |
+                                           IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) ||
+             (attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS && attr->create_flags))
+        error = EOPNOTSUPP;
+    else if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)
+        error = sw_check_operations(attr->qp_type, attr->send_ops_flags);
+    if (error) {
+        errno = error;
+        return NULL;
+    }
+    memcpy(&plain, attr, sizeof(plain)); /* the same members come first */
+    struct ibv_qp *queue_pair = create_qp(attr->pd, &plain);
+    if (!queue_pair)
+        return NULL;
+    if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS && sw_give_builder(pair_of(queue_pair))) {
+        destroy_qp(queue_pair);
+        errno = ENOMEM;
+        return NULL;
+    }
+    attr->cap = plain.cap;
+    return queue_pair;
 }
 
 /* -- states ------------------------------------------------------------------------------ */
@@ -349,8 +383,9 @@ static int query_qp_data_in_order(struct ibv_qp *queue_pair, enum ibv_wr_opcode 
     return 0;
 }
 
-void sw_fill_states(struct aiordma_provider *table)
+void sw_fill_states(struct aiordma_provider *table, struct verbs_context *operations)
 {
+    operations->create_qp_ex = create_qp_ex;
     table->create_qp = create_qp;
     table->modify_qp = modify_qp;
     table->query_qp = query_qp;

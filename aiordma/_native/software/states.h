@@ -4,6 +4,6 @@
 
 #include "queue_pair.h"
 
-void sw_fill_states(struct aiordma_provider *table);
+void sw_fill_states(struct aiordma_provider *table, struct verbs_context *operations);
 
 #endif

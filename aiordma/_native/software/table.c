@@ -36,7 +36,7 @@ static void fill(void)
     sw_fill_shared_receive(&table, &operations->context.ops);
     sw_fill_work(&operations->context.ops);
     sw_fill_datagram(&table);
-    sw_fill_states(&table);
+    sw_fill_states(&table, operations);
     sw_fill_identifier(&table);
     sw_fill_cm_addresses(&table);
     sw_fill_group(&table);

@@ -162,6 +162,7 @@ static void go(struct sw_queue_pair *pair)
         pair->transport->transmit(pair);
 }
 
+/* refused: gets the request that was refused. NULL: those before it are refused, too. */
 static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
                      struct ibv_send_wr **refused)
 {
@@ -171,6 +172,7 @@ static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
     int error = 0;
 
     sw_lock();
+    const uint32_t before = pair->end;
     if (!can_send(pair))
         error = EINVAL;
     for (; !error && request; request = request->next) {
@@ -185,11 +187,18 @@ static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
         copy_send(pair, send, request, (uint32_t)length);
         pair->end++;
     }
-    if (error)
+    if (error && refused)
         *refused = request;
+    else if (error)
+        pair->end = before;
     go(pair);
     sw_unlock();
     return error;
+}
+
+int sw_post_all(struct ibv_qp *queue_pair, struct ibv_send_wr *first)
+{
+    return post_send(queue_pair, first, NULL);
 }
 
 /* Bind a type 1 window. Its new rkey is set at once, but valid only when this is carried out. */

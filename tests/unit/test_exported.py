@@ -1,0 +1,136 @@
+"""The libraries that export the software device have what rdma-core's have: symbols and versions,
+texts and rates, identifiers that block, and work requests built by calls."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiordma.cli.exec import FOLDER
+from tests.unit.sources import ROOT
+
+pytestmark = pytest.mark.slow
+
+LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
+NOT_EXPORTED = {
+    "ibv_copy_ah_attr_from_kern",  # these convert what the kernel's driver returns
+    "ibv_copy_path_rec_from_kern",
+    "ibv_copy_path_rec_to_kern",
+    "ibv_copy_qp_attr_from_kern",
+}
+SECONDS = 60
+
+
+def installed(library: str) -> Path:
+    """Return rdma-core's library of that name."""
+    shown = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True).stdout
+    found = re.search(rf"^\s*{re.escape(library)} .*=> (\S+)$", shown, re.MULTILINE)
+    if found is None:
+        pytest.skip(f"this machine has no {library}: apt-get install libibverbs1 librdmacm1")
+    return Path(found[1])
+
+
+def exported(library: Path) -> set[str]:
+    """Return the symbols with their default versions, as name@version."""
+    command = ("readelf", "-W", "--dyn-syms", str(library))
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names = [line.split()[7] for line in shown.splitlines() if len(line.split()) > 7]
+    return {name.replace("@@", "@") for name in names if "@@" in name and "@@@" not in name}
+
+
+def environment() -> dict[str, str]:
+    return {"LD_LIBRARY_PATH": str(FOLDER), "PATH": "/usr/bin:/bin"}
+
+
+def run(command: list[str | Path], exports: bool = True) -> str:
+    done = subprocess.run(
+        command,
+        env=environment() if exports else None,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_each_symbol_of_rdma_core_has_its_version(library: str) -> None:
+    theirs = {each for each in exported(installed(library)) if not each.startswith("IBVERBS")}
+    missing = theirs - exported(FOLDER / library)
+    assert {each.partition("@")[0] for each in missing} <= NOT_EXPORTED
+    assert len(theirs) > 60
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_nothing_of_our_own_is_exported(library: str) -> None:
+    theirs = {each.partition("@")[0] for each in exported(installed(library))}
+    ours = {each for each in exported(FOLDER / library) if each.partition("@")[0] not in theirs}
+    assert {each for each in ours if not each.startswith(("ibv_register_driver@", "AIORDMA"))} == {
+        each for each in ours if each.startswith("aiordma_exported_")
+    }
+
+
+TEXTS = """
+import ctypes, sys
+verbs, cm = map(ctypes.CDLL, sys.argv[1:])
+for call in ("wc_status_str", "event_type_str", "port_state_str"):
+    function = getattr(verbs, f"ibv_{call}")
+    function.restype = ctypes.c_char_p
+    print(call, [function(number) for number in range(-1, 30)])
+verbs.ibv_node_type_str.restype = cm.rdma_event_str.restype = ctypes.c_char_p
+print([verbs.ibv_node_type_str(number) for number in (1, 4)])
+print([cm.rdma_event_str(number) for number in range(16)])
+for call in ("ibv_rate_to_mult", "ibv_rate_to_mbps"):
+    print(call, [getattr(verbs, call)(number) for number in range(30)])
+for number in range(-1, 500):
+    print(number, verbs.mult_to_ibv_rate(number))
+for rate in range(26):
+    print(rate, verbs.mbps_to_ibv_rate(verbs.ibv_rate_to_mbps(rate)))
+"""
+
+
+def test_texts_and_rates_are_those_of_rdma_core() -> None:
+    theirs = [installed(library) for library in LIBRARIES]
+    ours = [FOLDER / library for library in LIBRARIES]
+    python = [sys.executable, "-c", TEXTS]
+    assert run([*python, *map(str, ours)]) == run([*python, *map(str, theirs)], exports=False)
+
+
+@pytest.mark.parametrize("program", ["endpoints", "built_requests"])
+def test_program(program: str, tmp_path: Path) -> None:
+    source = ROOT / "tests/native" / f"{program}.c"
+    flags = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror")
+    libraries = ("-lrdmacm", "-libverbs", "-lpthread")
+    compiled = subprocess.run(
+        ["gcc", *flags, source, "-o", tmp_path / program, *libraries],
+        capture_output=True,
+        text=True,
+    )
+    if "rdma_cma.h: No such file" in compiled.stderr:
+        pytest.skip("needs rdma-core's headers: apt-get install libibverbs-dev librdmacm-dev")
+    assert compiled.returncode == 0, compiled.stderr
+    assert run([tmp_path / program]) == ""
+
+
+BOTH = """
+import ctypes, sys
+count = ctypes.c_int(-1)
+for library in sys.argv[1:]:
+    verbs = ctypes.CDLL(library)
+    verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+    devices = verbs.ibv_get_device_list(ctypes.byref(count))
+    verbs.ibv_free_device_list.argtypes = [ctypes.POINTER(ctypes.c_void_p)]
+    if devices:
+        verbs.ibv_free_device_list(devices)
+print(count.value)
+"""
+
+
+def test_opening_the_real_library_by_its_path_does_no_harm() -> None:
+    real = installed("libibverbs.so.1")
+    assert run([sys.executable, "-c", BOTH, "libibverbs.so.1", str(real), "libibverbs.so.1"]) == (
+        "1\n"
+    )
