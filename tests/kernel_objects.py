@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ("kernel_counts", "kernel_listens", "kernel_taint")
+__all__ = ("has_port", "kernel_counts", "kernel_listens", "kernel_taint")
 
 # linux/netlink.h and rdma/rdma_netlink.h
 NETLINK_RDMA = 20
@@ -41,6 +41,16 @@ def kernel_listens(device: str, port: int) -> bool:
             if fields.get(STATE) == bytes([RDMA_CM_LISTEN]) and port == int.from_bytes(
                 fields.get(SRC_ADDR, b"")[2:4], "big"
             ):
+                return True
+    return False
+
+
+def has_port(port: int) -> bool:
+    """Whether a process of this machine listens on a TCP port, or has a UDP port."""
+    for table, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, found, *_ = line.split()
+            if found == state and int(local.rpartition(":")[2], 16) == port:
                 return True
     return False
 

@@ -55,6 +55,8 @@ CAPTURE = "AIORDMA_CAPTURE"
 CAPTURE_MIB = "AIORDMA_CAPTURE_MIB"
 """Environment variable: MiB that this file may have."""
 DEFAULT_CAPTURE_MIB = "1024"
+_HELD_USE = "in which the software device holds back messages that find no receive (256 without it)"
+_CAPTURE_USE = "that the capture may have"
 
 _DEVICES = "/sys/class/infiniband"
 
@@ -179,14 +181,25 @@ def software() -> Provider:
     )
 
 
+def check_software_variables() -> None:
+    """Check the environment variables that `software` reads, without effect.
+
+    Raises:
+        ValueError: AIORDMA_SOFTWARE_HELD_MIB or AIORDMA_CAPTURE_MIB is not a whole number of at
+            least 1.
+    """
+    for name, use in ((HELD_MIB, _HELD_USE), (CAPTURE_MIB, _CAPTURE_USE)):
+        if name in os.environ:
+            _mebibytes(name, os.environ[name], use)
+
+
 def limit_held(mib: str) -> None:
     """Limit the memory in which the software device holds back peers' messages.
 
     Raises:
         ValueError: `mib` is not a whole number of at least 1.
     """
-    use = "in which the software device holds back messages that find no receive (256 without it)"
-    lib.aiordma_software_limit_held(_mebibytes(HELD_MIB, mib, use))
+    lib.aiordma_software_limit_held(_mebibytes(HELD_MIB, mib, _HELD_USE))
 
 
 def capture(path: str, mib: str) -> None:
@@ -196,7 +209,7 @@ def capture(path: str, mib: str) -> None:
     Raises:
         ValueError: `mib` is not a whole number of at least 1, or the file cannot be written.
     """
-    most = _mebibytes(CAPTURE_MIB, mib, "that the capture may have")
+    most = _mebibytes(CAPTURE_MIB, mib, _CAPTURE_USE)
 
     def start() -> None:
         name = path.replace("%p", str(os.getpid()))

@@ -73,7 +73,7 @@ def doctor(
 def _instead() -> str:
     required = Requirement()
     if required.permits_software:
-        return "Programs run on the built-in software device."
+        return "Programs run on the built-in software device, also those in C, with `aiordma exec`."
     return f"{required.text} lets no program run on the built-in software device."
 
 

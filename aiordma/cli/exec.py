@@ -9,7 +9,8 @@ from typing import Annotated, NoReturn
 import typer
 
 import aiordma
-from aiordma.cli.running import fail, one_line
+from aiordma._base.provider import check_software_variables
+from aiordma.cli.running import fail, one_line, reporting
 
 __all__ = ("FOLDER", "execute")
 
@@ -32,13 +33,15 @@ def execute(
     The program finds the software device's libibverbs and librdmacm in place of the system's.
     The page "RDMA programs without RDMA" says what works.
 
-    Exit status: the program's; 126: it cannot be executed; 127: there is no such program.
+    Exit status: the program's; 2: wrong environment variables; 126: it cannot be executed; 127: there is no such program.
 
     Example: aiordma exec rping -c -a 127.0.0.1 -C 3 -v
     """
     for each in LIBRARIES:
         if not (FOLDER / each).exists():
             fail("exec", f"{FOLDER / each} is missing: install aiordma again")
+    with reporting("exec"):
+        check_software_variables()
     program = find(command[0])
     before = os.environ.get("LD_LIBRARY_PATH")
     os.environ["LD_LIBRARY_PATH"] = f"{FOLDER}:{before}" if before else str(FOLDER)

@@ -23,7 +23,7 @@ from anyio.streams.stapled import MultiListener
 from aiordma.cli.exec import FOLDER
 from tests.conftest import DEVICE, LOOPS
 from tests.internals import SOFTWARE
-from tests.kernel_objects import kernel_listens
+from tests.kernel_objects import has_port, kernel_listens
 
 SECONDS = 100.0
 """For a program that has little to do; under emulation a Python process takes 3 s to start."""
@@ -67,16 +67,6 @@ def on_software() -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": str(libraries.pop())}
 
 
-def _has_port(port: int) -> bool:
-    """Whether a process of this machine listens on a TCP port, or has a UDP port."""
-    for table, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            _, local, _, found, *_ = line.split()
-            if found == state and int(local.rpartition(":")[2], 16) == port:
-                return True
-    return False
-
-
 def free_port() -> int:
     """A port that no earlier test listened on: iWARP's are TCP's, with TCP's TIME_WAIT."""
     return next(_ports)
@@ -108,7 +98,7 @@ class Program:
 
     async def listens(self, port: int, device: str = DEVICE) -> None:
         """Wait until a connection can be made to that port."""
-        while not (_has_port(port) if device == SOFTWARE else kernel_listens(device, port)):
+        while not (has_port(port) if device == SOFTWARE else kernel_listens(device, port)):
             assert self._process.returncode is None, self
             await anyio.sleep(0.02)
 

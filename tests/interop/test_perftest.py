@@ -78,7 +78,7 @@ async def test_our_client_and_ib_write_lat_write_in_turn(size: int) -> None:
         "ib_write_bw -b -q 4",
         "ib_write_lat -I 64 -s 32",
         "ib_send_bw --use_old_post_send",
-        "ib_send_bw --use-srq -q 2",
+        "ib_send_bw --use-srq",
         "ib_send_lat",
         "ib_send_lat -c UD -s 64",
         "ib_read_bw -o 4",

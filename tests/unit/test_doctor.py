@@ -503,7 +503,9 @@ def test_address_of_this_machine_is_one_finding() -> None:
     lines = run("doctor", "127.0.0.1", "--no-loopback").stdout.splitlines()
     assert len([line for line in lines if " address: 127.0.0.1 " in line]) == 1
     if lines[-1] != "RDMA works here.":
-        assert lines[-1].endswith("Programs run on the built-in software device.")
+        assert lines[-1].endswith(
+            "Programs run on the built-in software device, also those in C, with `aiordma exec`."
+        )
 
 
 @pytest.mark.parametrize("words", [("info",), ("doctor", "--no-loopback")])

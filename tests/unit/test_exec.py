@@ -1,6 +1,7 @@
 """`aiordma exec`: the program's environment, its exit status, and what cannot be executed."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +67,22 @@ def test_file_that_is_no_program_is_named(tmp_path: Path) -> None:
 def test_without_a_program_the_usage_is_shown() -> None:
     assert execute().returncode == 2
     assert execute("--no-such-option", "true").returncode == 2
+
+
+def test_variables_of_the_software_device_are_the_programs(tmp_path: Path) -> None:
+    if shutil.which("ibv_devinfo") is None:
+        pytest.skip("this machine has no ibv_devinfo: apt-get install ibverbs-utils")
+    capture = {"AIORDMA_CAPTURE": str(tmp_path / "%p")}
+    done = execute("ibv_devinfo", **capture)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "hca_id:\tsoftware" in done.stdout
+    (written,) = tmp_path.iterdir()
+    assert written.name.isdigit()
+    assert written.read_bytes()[:4] == b"\x0a\x0d\x0d\x0a"  # a section of pcapng
+    done = execute("ibv_devinfo", AIORDMA_CAPTURE=str(tmp_path / "missing" / "file"))
+    assert done.returncode == 0
+    assert "missing/file cannot be written: No such file or directory" in done.stderr
+    for name in ("AIORDMA_SOFTWARE_HELD_MIB", "AIORDMA_CAPTURE_MIB"):
+        done = execute("true", **{name: "few"})
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"aiordma exec: {name}='few': give a whole number of MiB")

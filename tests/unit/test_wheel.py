@@ -12,11 +12,14 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import aiordma
+from tests.kernel_objects import has_port
 from tests.unit.sources import ROOT
 
 SECONDS = 500
@@ -94,9 +97,12 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def command(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def command(wheel: Path) -> Iterator[Path]:
     """The command `aiordma` of an environment that has the wheel with the extra cli."""
-    return environment(wheel, tmp_path_factory.mktemp("cli"), "cli").with_name("aiordma")
+    # Not a folder of pytest's: only the user who runs it may enter that.
+    with tempfile.TemporaryDirectory(prefix="aiordma-") as folder:
+        os.chmod(folder, 0o755)
+        yield environment(wheel, Path(folder), "cli").with_name("aiordma")
 
 
 def ran(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -166,6 +172,18 @@ def test_extensions_link_only_the_c_library(python: Path) -> None:
         assert needed <= libraries
 
 
+def test_exported_libraries_link_only_the_c_library_and_each_other(python: Path) -> None:
+    libraries = sorted((python.parents[1] / "lib").rglob("aiordma/_native/exported/*"))
+    assert [library.name for library in libraries] == ["libibverbs.so.1", "librdmacm.so.1"]
+    for library, others in zip(libraries, (set(), {"libibverbs.so.1"}), strict=True):
+        command = ("readelf", "-W", "--dynamic", library)
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", shown))
+        assert needed <= {"libc.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2"} | others
+        assert others <= needed
+        assert re.findall(r"\(SONAME\).*\[(.+)\]", shown) == [library.name]
+
+
 SERVICE = """
 async def double(connection):
     async for message in connection:
@@ -231,3 +249,35 @@ def test_command_copies_a_file_by_the_wheel(command: Path, tmp_path: Path) -> No
 def test_command_shows_the_software_device_by_the_wheel(command: Path, tmp_path: Path) -> None:
     assert "\nsoftware: " in "\n" + run([command, "info"], tmp_path)
     assert run([command, "--version"], tmp_path) == f"aiordma {aiordma.__version__}\n"
+
+
+PERFTEST = "/usr/bin/ib_write_bw"
+
+
+@pytest.mark.skipif(not os.path.exists(PERFTEST), reason="needs perftest: apt-get install perftest")
+def test_c_program_runs_as_an_ordinary_user_by_the_wheel(command: Path, tmp_path: Path) -> None:
+    # In an environment that borrows packages, they may be in a folder of root's.
+    drops = os.geteuid() == 0 and "AIORDMA_WHEEL" in os.environ
+    as_user = (
+        ("/usr/bin/setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if drops else ()
+    )
+    words = [*as_user, command, "exec", PERFTEST, "-R", "-n", "50", "-p", "18516", "-F"]
+    with subprocess.Popen(
+        words, env=nothing(tmp_path), cwd="/", stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            while not has_port(18516):
+                assert server.poll() is None
+            client = subprocess.run(
+                [*words, "127.0.0.1"],
+                env=nothing(tmp_path),
+                cwd="/",
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert client.returncode == 0, client.stdout + client.stderr
+            assert server.wait(30) == 0
+        finally:
+            server.kill()
+    assert "Device         : software" in client.stdout
