@@ -44,7 +44,7 @@ class PinnedMemory:
     """
 
     def __init__(self, gpu: Described, length: int) -> None:
-        self.memory = mmap(-1, length)
+        self.memory: mmap = mmap(-1, length)
         self._gpu = gpu  # its owner keeps the memory
         self._start = int(ffi.cast("uintptr_t", ffi.from_buffer(self.memory)))
         self._lock = Lock()
