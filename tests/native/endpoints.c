@@ -62,6 +62,18 @@ static struct rdma_cm_id *client_of(uint16_t port, struct ibv_qp_init_attr *attr
     return id;
 }
 
+/* What rdma-core's own Python tests ask of each device. */
+static void query(struct rdma_cm_id *id, int timeout)
+{
+    struct ibv_device_attr device;
+    struct ibv_qp_init_attr init;
+    struct ibv_qp_attr attr;
+
+    check(!ibv_query_device(id->verbs, &device) && device.vendor_id, "a device has a vendor");
+    check(!ibv_query_qp(id->qp, &attr, IBV_QP_TIMEOUT, &init), "ibv_query_qp");
+    check(attr.timeout == timeout, "a queue pair has its identifier's timeout");
+}
+
 /* -- a connection, message and reply -------------------------------------------------------------- */
 
 static void *serve(void *argument)
@@ -83,6 +95,7 @@ static void *serve(void *argument)
     check(!rdma_post_recv(id, NULL, buffer, sizeof(buffer), region), "rdma_post_recv");
     check(!rdma_accept(id, NULL), "rdma_accept");
     check(id->event && id->event->event == RDMA_CM_EVENT_ESTABLISHED, "rdma_accept waits");
+    query(id, 0);
     check(rdma_get_recv_comp(id, &completion) == 1, "rdma_get_recv_comp");
     check(completion.byte_len == 4 && !memcmp(buffer, "ping", 4), "the message");
     check(!rdma_post_send(id, NULL, "pong", 4, NULL, IBV_SEND_INLINE) || errno, "rdma_post_send");
@@ -110,7 +123,11 @@ static void converse(void)
     check(id->qp && id->verbs && id->send_cq_channel && id->recv_cq, "an endpoint has queues");
     struct ibv_mr *region = rdma_reg_msgs(id, buffer, sizeof(buffer));
     check(region != NULL, "rdma_reg_msgs of a client");
+    uint8_t timeout = 21;
+    check(!rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, 1),
+          "rdma_set_option");
     check(!rdma_connect(id, &parameters), "rdma_connect");
+    query(id, timeout);
     check(id->event && id->event->event == RDMA_CM_EVENT_ESTABLISHED, "rdma_connect waits");
     check(!rdma_post_recv(id, NULL, buffer + 8, 8, region), "rdma_post_recv of a client");
     check(!rdma_post_send(id, buffer, buffer, 4, region, 0), "rdma_post_send of a client");

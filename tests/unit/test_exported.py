@@ -20,6 +20,8 @@ NOT_EXPORTED = {
     "ibv_copy_path_rec_to_kern",
     "ibv_copy_qp_attr_from_kern",
 }
+NEWER = {"ibv_register_driver", "ibv_cmd_create_cq_ex2", "ibv_wr_opcode_str"}
+"""What other versions of rdma-core have: those of Debian 13 need the latter two."""
 SECONDS = 60
 
 
@@ -67,8 +69,8 @@ def test_each_symbol_of_rdma_core_has_its_version(library: str) -> None:
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_nothing_of_our_own_is_exported(library: str) -> None:
     theirs = {each.partition("@")[0] for each in exported(installed(library))}
-    ours = {each for each in exported(FOLDER / library) if each.partition("@")[0] not in theirs}
-    assert {each for each in ours if not each.startswith(("ibv_register_driver@", "AIORDMA"))} == {
+    ours = {each.partition("@")[0] for each in exported(FOLDER / library)} - theirs - NEWER
+    assert {each for each in ours if not each.startswith("AIORDMA")} == {
         each for each in ours if each.startswith("aiordma_exported_")
     }
 

@@ -38,6 +38,21 @@ EXPORTED const char *ibv_wc_status_str(enum ibv_wc_status status)
     return TEXT_OF(texts, status);
 }
 
+/* Newer programs of rdma-core use this private call. */
+EXPORTED const char *ibv_wr_opcode_str(enum ibv_wr_opcode opcode)
+{
+#define NAMED(name) [IBV_WR_##name] = "IBV_WR_" #name
+    static const char *const texts[] = {
+        NAMED(RDMA_WRITE),           NAMED(RDMA_WRITE_WITH_IMM), NAMED(SEND),
+        NAMED(SEND_WITH_IMM),        NAMED(RDMA_READ),           NAMED(ATOMIC_CMP_AND_SWP),
+        NAMED(ATOMIC_FETCH_AND_ADD), NAMED(LOCAL_INV),           NAMED(BIND_MW),
+        NAMED(SEND_WITH_INV),
+    };
+#undef NAMED
+
+    return TEXT_OF(texts, opcode);
+}
+
 EXPORTED const char *ibv_event_type_str(enum ibv_event_type event)
 {
     static const char *const texts[] = {

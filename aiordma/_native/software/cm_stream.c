@@ -290,6 +290,7 @@ int sw_attach_pair(struct sw_identifier *identifier)
         return EINVAL;
     identifier->connection->pair = pair;
     sw_give_queue_pair(identifier, pair);
+    pair->attributes.timeout = identifier->ack_timeout; /* for ibv_query_qp */
     return 0;
 }
 

@@ -59,6 +59,7 @@ static int query_device(struct ibv_context *context, struct ibv_device_attr *att
     attr->node_guid = attr->sys_image_guid = guid();
     attr->max_mr_size = SW_LARGEST_REGION;
     attr->page_size_cap = (uint64_t)sysconf(_SC_PAGESIZE);
+    attr->vendor_id = SW_VENDOR;
     attr->max_qp = SW_MOST_QUEUE_PAIRS;
     attr->max_qp_wr = SW_MOST_WORK_REQUESTS;
     attr->device_cap_flags = IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_SRQ_RESIZE |

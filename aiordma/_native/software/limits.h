@@ -10,6 +10,7 @@
 #endif
 
 enum {
+    SW_VENDOR = 0x02a10d, /* a locally administered OUI: nobody's */
     SW_MOST_QUEUE_PAIRS = 65536,
     SW_MOST_WORK_REQUESTS = 32768,
     SW_MOST_PARTS = 32,
