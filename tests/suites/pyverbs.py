@@ -1,0 +1,121 @@
+"""rdma-core's own tests of pyverbs, its binding for Python, on the software device:
+python -m tests.suites.pyverbs [--write].
+
+They run as under `aiordma exec`, with Debian's pyverbs. Nothing of them is kept in this repository.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from aiordma.cli.exec import FOLDER
+
+__all__ = ("main",)
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "suites"
+SOURCES = BUILD / "rdma-core"
+REPOSITORY = "https://github.com/linux-rdma/rdma-core"
+REVISION = "91392a91eb41affee3bd75dc7d03eb86b4854aea"
+"""The commit v44.0: Debian 12 has that version of pyverbs."""
+PAGE = ROOT / "docs" / "exec.md"
+MARK = "<!-- from here on written by make suites -->\n"
+SECONDS = 600
+
+BY_HAND = "connects reliable queue pairs by hand (`ibv_modify_qp` to RTR)"
+REASONS = {
+    "*: *Failed to modify QP state to RTR*": BY_HAND,
+    "*test_rdmacm_async_traffic_external_qp: *": "a client's own queue pair needs `rdma_establish`",
+    "*test_imported_rc_ex_rdma_write: *": "imports another process's device (`ibv_import_device`)",
+    "*.test_query_?*_qp: *IBV_QPS_INIT*": "expects that an iWARP device creates a queue pair in the "
+    "state INIT; other tests expect RESET",
+}
+"""For patterns of a test's name and its error: why it fails."""
+
+
+def fetch() -> None:
+    """Fetch pyverbs and its tests into build/suites.
+
+    Raises:
+        subprocess.CalledProcessError: they cannot be fetched.
+    """
+    BUILD.mkdir(parents=True, exist_ok=True)
+    if not (BUILD / "pyverbs").exists():
+        name = "python3-pyverbs"
+        subprocess.run(["apt-get", "-q", "download", name], cwd=BUILD, check=True)
+        archive = next(BUILD.glob(f"{name}_*.deb"))
+        subprocess.run(["dpkg-deb", "-x", archive, BUILD / "pyverbs"], check=True)
+    if not (SOURCES / "tests").exists():
+        for command in (
+            ("init", "-q", str(SOURCES)),
+            ("-C", str(SOURCES), "fetch", "-q", "--depth=1", REPOSITORY, REVISION),
+            ("-C", str(SOURCES), "checkout", "-qf", "FETCH_HEAD", "--", "tests"),
+        ):
+            subprocess.run(["git", *command], check=True)
+
+
+def run() -> list[dict[str, str]]:
+    """Run the tests; return the lines of in_suite/pyverbs_tests.py."""
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": str(FOLDER),
+        "PYTHONPATH": str(BUILD / "pyverbs/usr/lib/python3/dist-packages"),
+    }
+    script = Path(__file__).parent / "in_suite" / "pyverbs_tests.py"
+    done = subprocess.run(
+        ["/usr/bin/python3", script, SOURCES],
+        cwd=SOURCES,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=SECONDS,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def reason(row: dict[str, str]) -> str | None:
+    """Return why a test fails, or None if that is not known."""
+    text = f"{row['test']}: {row['why']}"
+    return next((why for pattern, why in REASONS.items() if fnmatchcase(text, pattern)), None)
+
+
+def summary(rows: list[dict[str, str]]) -> str:
+    """Return the results, in Markdown."""
+    outcomes = Counter(row["outcome"] for row in rows)
+    failed = Counter(str(reason(row)) for row in rows if row["outcome"] == "failed")
+    lines = [
+        f"{len(rows)} tests of pyverbs 44: {outcomes['passed']} passed, {outcomes['failed']} "
+        f"failed, {outcomes['skipped']} skipped themselves, most because they are tests of a driver.",
+        "",
+        "| failed | tests |",
+        "|---|---|",
+        *(f"| {why} | {count} |" for why, count in failed.most_common()),
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the tests, print the results, and write them into the page if that is wanted."""
+    try:
+        fetch()
+    except subprocess.CalledProcessError as error:
+        print(f"pyverbs was not fetched, and its tests do not run: {error}", file=sys.stderr)
+        return 1
+    rows = run()
+    unknown = [row for row in rows if row["outcome"] == "failed" and reason(row) is None]
+    for row in unknown:
+        print(f"{row['test']}: {row['why']}", file=sys.stderr)
+    text = summary(rows)
+    print(text)
+    if "--write" in sys.argv:
+        head, mark, _ = PAGE.read_text().partition(MARK)
+        PAGE.write_text(f"{head}{mark}\n{text}\n")
+    return int(bool(unknown))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
