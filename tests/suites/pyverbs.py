@@ -31,8 +31,8 @@ REASONS = {
     "*: *Failed to modify QP state to RTR*": BY_HAND,
     "*test_rdmacm_async_traffic_external_qp: *": "a client's own queue pair needs `rdma_establish`",
     "*test_imported_rc_ex_rdma_write: *": "imports another process's device (`ibv_import_device`)",
-    "*.test_query_?*_qp: *IBV_QPS_INIT*": "expects that an iWARP device creates a queue pair in the "
-    "state INIT; other tests expect RESET",
+    "*.test_query_?*_qp: *IBV_QPS_INIT*": "expects a new queue pair in the state INIT, if the "
+    "device is an iWARP device, and else in RESET",
 }
 """For patterns of a test's name and its error: why it fails."""
 
@@ -89,7 +89,7 @@ def summary(rows: list[dict[str, str]]) -> str:
     failed = Counter(str(reason(row)) for row in rows if row["outcome"] == "failed")
     lines = [
         f"{len(rows)} tests of pyverbs 44: {outcomes['passed']} passed, {outcomes['failed']} "
-        f"failed, {outcomes['skipped']} skipped themselves, most because they are tests of a driver.",
+        f"failed, {outcomes['skipped']} skipped themselves, most of them tests of a driver.",
         "",
         "| failed | tests |",
         "|---|---|",
