@@ -1,6 +1,7 @@
 """The libraries that export the software device have what rdma-core's have: symbols and versions,
 texts and rates, identifiers that block, and work requests built by calls."""
 
+import os
 import re
 import subprocess
 import sys
@@ -42,14 +43,12 @@ def exported(library: Path) -> set[str]:
     return {name.replace("@@", "@") for name in names if "@@" in name and "@@@" not in name}
 
 
-def environment() -> dict[str, str]:
-    return {"LD_LIBRARY_PATH": str(FOLDER), "PATH": "/usr/bin:/bin"}
-
-
-def run(command: list[str | Path], exports: bool = True) -> str:
+def run(command: list[str | Path], libraries: Path | None = FOLDER) -> str:
+    """Return what a command prints: with our libraries in front, or with rdma-core's."""
+    ours = {"LD_LIBRARY_PATH": str(libraries), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
         command,
-        env=environment() if exports else None,
+        env=ours if libraries else None,
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -98,23 +97,52 @@ def test_texts_and_rates_are_those_of_rdma_core() -> None:
     theirs = [installed(library) for library in LIBRARIES]
     ours = [FOLDER / library for library in LIBRARIES]
     python = [sys.executable, "-c", TEXTS]
-    assert run([*python, *map(str, ours)]) == run([*python, *map(str, theirs)], exports=False)
+    assert run([*python, *map(str, ours)]) == run([*python, *map(str, theirs)], libraries=None)
+
+
+NATIVE = ROOT / "aiordma/_native"
+FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror")
+SANITIZER = os.environ.get("AIORDMA_SANITIZER_FLAGS", "").split()
+IN_LIBRDMACM = ("cm_calls", "rsockets", "synchronous")
+
+
+def compile_c(*arguments: str | Path) -> None:
+    """Compile for the sanitizer that runs, if any. Its runtime is preloaded for Python only."""
+    without = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    command = ["gcc", *FLAGS, *SANITIZER, *map(str, arguments)]
+    done = subprocess.run(command, env=without, capture_output=True, text=True)
+    if "rdma_cma.h: No such file" in done.stderr:
+        pytest.skip("needs rdma-core's headers: apt-get install libibverbs-dev librdmacm-dev")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the libraries: the built ones, or such that are compiled for the sanitizer."""
+    if not SANITIZER:
+        return FOLDER
+    folder = tmp_path_factory.mktemp("libraries")
+    exports = set((NATIVE / "exported").glob("*.c"))
+    of_cm = {NATIVE / "exported" / f"{name}.c" for name in IN_LIBRDMACM}
+    device = (NATIVE / "software").glob("*.c")
+    for library, sources in (
+        ("libibverbs", [*(exports - of_cm), *device]),
+        ("librdmacm", [*of_cm, folder / "libibverbs.so.1"]),
+    ):
+        script = f"-Wl,--version-script={NATIVE}/exported/{library}.map"
+        options = ("-shared", "-fPIC", "-fvisibility=hidden", f"-I{NATIVE}", script)
+        name = f"{library}.so.1"
+        compile_c(*options, f"-Wl,-soname,{name}", "-o", folder / name, *sources, "-lpthread")
+    return folder
 
 
 @pytest.mark.parametrize("program", ["endpoints", "built_requests"])
-def test_program(program: str, tmp_path: Path) -> None:
-    source = ROOT / "tests/native" / f"{program}.c"
-    flags = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror")
-    libraries = ("-lrdmacm", "-libverbs", "-lpthread")
-    compiled = subprocess.run(
-        ["gcc", *flags, source, "-o", tmp_path / program, *libraries],
-        capture_output=True,
-        text=True,
+def test_program(program: str, libraries: Path, tmp_path: Path) -> None:
+    binary = tmp_path / program
+    compile_c(
+        ROOT / "tests/native" / f"{program}.c", "-o", binary, "-lrdmacm", "-libverbs", "-lpthread"
     )
-    if "rdma_cma.h: No such file" in compiled.stderr:
-        pytest.skip("needs rdma-core's headers: apt-get install libibverbs-dev librdmacm-dev")
-    assert compiled.returncode == 0, compiled.stderr
-    assert run([tmp_path / program]) == ""
+    assert run([binary], libraries) == ""
 
 
 BOTH = """
