@@ -34,7 +34,10 @@ NATIVE = (
 # Programs in C that need no kernel driver: natively, they run under `aiordma exec`.
 PROGRAMS = " ".join(
     f"tests/interop/test_{each}.py"
-    for each in ("mckey", "perftest", "rdma_client_server", "rping", "ucmatose", "udaddy", "valkey")
+    for each in (
+        *("mckey", "perftest", "programs", "rdma_client_server", "rping", "rping_command"),
+        *("ucmatose", "udaddy", "valkey"),
+    )
 )
 
 TARGETS = {  # the device (the built-in one is tested natively), the folders, options of pytest

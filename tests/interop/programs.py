@@ -24,6 +24,7 @@ from aiordma.cli.exec import FOLDER
 from tests.conftest import DEVICE, LOOPS
 from tests.internals import SOFTWARE
 from tests.kernel_objects import has_port, kernel_listens
+from tests.unit.sources import ROOT
 
 SECONDS = 100.0
 """For a program that has little to do; under emulation a Python process takes 3 s to start."""
@@ -139,15 +140,16 @@ async def running(
         pytest.skip(f"this machine has no {command[0]}: apt-get install {PACKAGES}")
     with tempfile.TemporaryFile() as log:
         # Line by line, so that a program that hangs has printed how far it came.
-        is_ordinary = DEVICE == SOFTWARE
-        words = [*AS_ORDINARY_USER] if is_ordinary else []
+        # Our own programs use the device as they are, and may be where only root may read.
+        is_exported = DEVICE == SOFTWARE and not Path(str(command[0])).is_relative_to(ROOT)
+        words = [*AS_ORDINARY_USER] if is_exported else []
         words += ["stdbuf", "-oL", *map(str, command)]
         process = await anyio.open_process(
             words,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=on_software() if is_ordinary else None,
+            env=on_software() if is_exported else None,
         )
         program = Program(command, process, log)
         try:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.interop.programs import free_port, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 
 
 async def test_a_program_that_hangs_is_killed_and_shown() -> None:

@@ -30,6 +30,7 @@ async def test_our_client_and_rdma_server() -> None:
     assert server.output == "rdma_server: start\nrdma_server: end 0\n"
 
 
+@pytest.mark.natively
 @pytest.mark.parametrize("length", [0, 1, 15])
 async def test_rdma_client_takes_shorter_replies(length: int) -> None:
     async with (

@@ -69,16 +69,19 @@ async def test_our_client_pings_a_c_server() -> None:
     await be_one_client(64, 100)
 
 
+@pytest.mark.natively
 @pytest.mark.parametrize("size", [LEAST, 1000, 4096, rping.MOST])
 async def test_a_c_client_pings_our_server_with_every_size(size: int) -> None:
     await serve_one_client(size, 5)
 
 
+@pytest.mark.natively
 @pytest.mark.parametrize("size", [1, 2, 16, LEAST, 1000, 4096, rping.MOST])
 async def test_our_client_pings_a_c_server_with_every_size(size: int) -> None:
     await be_one_client(size, 5)
 
 
+@pytest.mark.natively
 @pytest.mark.parametrize("size", [LEAST - 1, rping.MOST + 1])
 async def test_the_c_program_takes_no_other_sizes(size: int) -> None:
     async with running_rping(*target(rping.PORT), "-S", size, status=22) as client:
@@ -86,6 +89,7 @@ async def test_the_c_program_takes_no_other_sizes(size: int) -> None:
     assert f"Invalid size {size}" in client.output
 
 
+@pytest.mark.natively
 async def test_several_c_clients_at_once_on_our_server() -> None:
     rounds: list[int] = []
     all_served = anyio.Event()
@@ -112,6 +116,7 @@ async def test_several_c_clients_at_once_on_our_server() -> None:
     assert sorted(rounds) == [3, 10, 11, 12, 13, 14]
 
 
+@pytest.mark.natively
 async def test_several_of_our_clients_at_once_on_a_persistent_c_server() -> None:
     port = free_port()
     command = ("-s", "-P", "-a", ADDRESS, "-p", port, "-v")
@@ -152,6 +157,7 @@ async def damaged_answer(connection: aiordma.Connection) -> None:
     sent.exception()  # the client leaves as soon as it has the message: it can be flushed
 
 
+@pytest.mark.natively
 async def test_a_c_client_notices_one_wrong_bit() -> None:
     async with (
         await listen() as listener,
@@ -162,6 +168,7 @@ async def test_a_c_client_notices_one_wrong_bit() -> None:
     assert "data mismatch!" in client.output
 
 
+@pytest.mark.natively
 async def test_a_c_client_that_is_killed_ends_its_rounds_on_our_server() -> None:
     async with (
         await listen() as listener,
@@ -181,6 +188,7 @@ async def answer_until_gone(connection: aiordma.Connection) -> None:
         assert await rping.answer(connection, verify=True) > 0
 
 
+@pytest.mark.natively
 async def test_a_c_server_that_is_killed_ends_our_client() -> None:
     port = free_port()
     command = ("-s", "-a", ADDRESS, "-p", port, "-v")
@@ -198,6 +206,7 @@ async def ping_until_gone(connection: aiordma.Connection) -> None:
         await rping.ping(connection, verify=True)
 
 
+@pytest.mark.natively
 async def test_a_c_server_with_too_small_a_buffer_ends_our_client() -> None:
     port = free_port()
     command = ("-s", "-a", ADDRESS, "-p", port, "-S", 64)

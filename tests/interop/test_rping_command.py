@@ -13,7 +13,7 @@ from tests.forked import python
 from tests.interop.programs import free_port, running, running_rping
 from tests.interop.test_rping import connect, damaged_answer, listen, rounds_shown, target
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 
 COMMAND = ("-c", "from aiordma.cli.main import main; main()", "ping")
 

@@ -81,22 +81,25 @@ async def test_ten_connections_to_a_c_server() -> None:
     await run_clients(10, 10, 100)
 
 
+@pytest.mark.natively
 @passive_side_first
 async def test_long_messages_of_a_c_client() -> None:
     await serve(2, 5, 100_000, receive_buffers=5, receive_size=100_000)
 
 
+@pytest.mark.natively
 @passive_side_first
-@pytest.mark.capability("rnr")
 async def test_a_c_client_waits_for_our_receives() -> None:
     await serve(2, 20, 100, receive_buffers=2)
 
 
+@pytest.mark.natively
 @passive_side_first
 async def test_a_c_client_that_moves_its_connections_to_another_channel() -> None:
     await serve(3, 10, 100, "-m")
 
 
+@pytest.mark.natively
 @passive_side_first
 async def test_a_c_server_that_moves_its_connections_to_another_channel() -> None:
     await run_clients(3, 10, 100, "-m")

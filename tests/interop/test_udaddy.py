@@ -50,6 +50,7 @@ async def test_a_c_server() -> None:
     assert {answer.sender_qp_num for answer in answers} == {peer.qp_num}
 
 
+@pytest.mark.natively
 async def test_many_paths_of_a_c_client() -> None:
     paths = 5
     async with await aiordma.open_datagram(ADDRESS, PORT) as socket:

@@ -93,6 +93,7 @@ async def test_the_server_stores_publishes_and_ends_connections() -> None:
         assert await client.client_id() != number
 
 
+@pytest.mark.natively
 async def test_a_server_that_stands_still_gets_no_more_messages_than_it_has_receives() -> None:
     # It permits no retries: one message more than its receives would end the connection.
     async with running_server() as (program, port):
@@ -117,6 +118,7 @@ async def test_a_server_that_stands_still_gets_no_more_messages_than_it_has_rece
         await writer.wait_closed()
 
 
+@pytest.mark.natively
 async def test_keepalives_of_the_server_and_its_end_are_noticed() -> None:
     async with server_and_client() as (program, client):
         assert await client.ping()
@@ -127,6 +129,7 @@ async def test_keepalives_of_the_server_and_its_end_are_noticed() -> None:
             await client.blpop(["nothing"], timeout=0)
 
 
+@pytest.mark.natively
 async def test_a_program_that_is_no_valkey_server_is_named() -> None:
     port = free_port()
     async with await aiordma.listen(ADDRESS, port) as listener, anyio.create_task_group() as group:
