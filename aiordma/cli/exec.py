@@ -33,7 +33,7 @@ def execute(
     The program finds the software device's libibverbs and librdmacm in place of the system's.
     The page "RDMA programs without RDMA" says what works.
 
-    Exit status: the program's; 2: wrong environment variables; 126: it cannot be executed; 127: there is no such program.
+    Exit status: the program's; 2: wrong environment variables; 126: not executable; 127: not found.
 
     Example: aiordma exec rping -c -a 127.0.0.1 -C 3 -v
     """
