@@ -88,13 +88,14 @@ PARTS = (
     Part("dask", dask_comms.rows, HERE),
     Part("connects", connects.rows, HERE, SPIN),
     Part("software_connections", connections.software_rows, HERE, SPIN),
+    Part("valkey", valkey_gets.rows, HERE, SPIN),
     Part("latency", rxe.latency_rows, GUEST),
     Part("throughput", rxe.throughput_rows, GUEST),
     Part("depth", rxe.depth_rows, GUEST),
     Part("connects_rxe", connects.rxe_rows, GUEST),
     Part("connections", connections.rows, GUEST),
     Part("streams_rxe", streams.rxe_rows, GUEST),
-    Part("valkey", valkey_gets.rows, GUEST),
+    Part("valkey_rxe", valkey_gets.rows, GUEST),
     Part("peers", peers.rows, GUEST),
 )
 
