@@ -15,8 +15,8 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
@@ -155,9 +155,6 @@ def wait_for_child(pid: int) -> None:
 async def nothing_was_taken(
     posted: list[aiordma.WorkRequest], one: aiordma.Connection, other: aiordma.Connection
 ) -> None:
-    # asyncio's own fault: a child that closes an inherited loop takes the descriptor by which
-    # threads wake it out of the epoll that the parent shares. Timers still wake it.
-    beat = asyncio.create_task(beats())
     for request in posted:
         await asyncio.wait_for(request, SECONDS)
     for number in range(8):
@@ -165,12 +162,23 @@ async def nothing_was_taken(
     await both_ways(one, other)
     await one.aclose()
     await other.aclose()
-    beat.cancel()
 
 
-async def beats() -> None:
-    while True:
-        await asyncio.sleep(0.01)
+@asynccontextmanager
+async def beating() -> AsyncIterator[None]:
+    """Wake the loop again and again. It is asyncio's own fault that this is needed: a child that
+    closes an inherited loop takes the descriptor by which threads wake it out of the epoll that the
+    parent shares. Timers still wake it."""
+
+    async def beats() -> None:
+        while True:
+            await asyncio.sleep(0.01)
+
+    beat = asyncio.create_task(beats())
+    try:
+        yield
+    finally:
+        beat.cancel()
 
 
 @pytest.mark.promise("Fork safety")
@@ -184,7 +192,7 @@ def test_child_leaves_completions_to_its_parent(
 
     async def main() -> None:
         nonlocal pid
-        async with connected() as (one, other):
+        async with AsyncExitStack() as until_closed, connected() as (one, other):
             posted = await post_eight(one)
             pid = os.fork()
             if not pid:
@@ -192,6 +200,7 @@ def test_child_leaves_completions_to_its_parent(
                 await child(posted[0])
                 return
             wait_for_child(pid)
+            await until_closed.enter_async_context(beating())
             await nothing_was_taken(posted, one, other)
 
     try:
@@ -235,11 +244,15 @@ def test_inherited_loop_takes_nothing(how: str, caplog: pytest.LogCaptureFixture
         gc.collect()
         assert caplog.text == ""
 
+    async def check_and_close() -> None:
+        context, *rest = kept
+        async with beating():
+            await nothing_was_taken(*rest)
+            await context.__aexit__(None, None, None)
+
     assert in_child(use) == ""
     with closing(loop):
-        context, *rest = kept
-        loop.run_until_complete(nothing_was_taken(*rest))
-        loop.run_until_complete(context.__aexit__(None, None, None))
+        loop.run_until_complete(check_and_close())
 
 
 def step_to_end(made: object) -> None:
