@@ -19,7 +19,7 @@ from aiordma.verbs import CmEventType, WorkCompletionStatus, WorkRequestOpcode
 from tests.unit.mpa_peer import expect
 from tests.unit.stream_peer import *
 
-PAGE = mmap.PAGESIZE
+PAGE, MAP_FIXED = mmap.PAGESIZE, 0x10
 ALL = (Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC)
 WRITE, ATOMIC_REQUEST = 0, 10
 SUCCESS, BAD = WorkCompletionStatus.SUCCESS, WorkCompletionStatus.LOC_PROT_ERR
@@ -46,11 +46,14 @@ class Anonymous:
         libc = ctypes.CDLL(None)
         libc.mmap.restype = ctypes.c_void_p
         how = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self.start = libc.mmap(None, ctypes.c_size_t(2 * PAGE), 3, how, -1, ctypes.c_long(0))
+        page, none = ctypes.c_size_t(PAGE), ctypes.c_long(0)
+        self.start = libc.mmap(None, ctypes.c_size_t(2 * PAGE), 3, how, -1, none)
         self.bytes = (ctypes.c_char * (2 * PAGE)).from_address(self.start)
         self.region = wire.region(self.bytes, ALL)
         self.rkey = self.region.rkey
-        self.unmap = lambda: libc.munmap(ctypes.c_void_p(self.start + PAGE), ctypes.c_size_t(PAGE))
+        # A page without access, which no other mapping can take the place of.
+        end = ctypes.c_void_p(self.start + PAGE)
+        self.unmap = lambda: libc.mmap(end, page, 0, how | MAP_FIXED, -1, none)
 
 def ends_with_terminate(wire, layer_and_type):
     heard = wire.hear()
