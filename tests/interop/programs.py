@@ -35,7 +35,8 @@ closes the descriptor that another one reads (mended in rdma-core 59)."""
 
 every_loop = pytest.mark.parametrize("anyio_backend", LOOPS, indirect=True)
 
-_ports = itertools.count(20000)
+# Below the ports that the system gives to clients, and others in each process that runs tests.
+_ports = itertools.count(20000 + os.getpid() % 100 * 100)
 
 
 PACKAGES = "rdmacm-utils ibverbs-utils perftest"
@@ -70,7 +71,7 @@ def on_software() -> dict[str, str]:
 
 def free_port() -> int:
     """A port that no earlier test listened on: iWARP's are TCP's, with TCP's TIME_WAIT."""
-    return next(_ports)
+    return next(port for port in _ports if not has_port(port))
 
 
 class Program:

@@ -5,11 +5,9 @@ import pytest
 import aiordma
 from tests.devices import ADDRESS
 from tests.interop.peers import MESSAGE, converse_with_rdma_client, converse_with_rdma_server
-from tests.interop.programs import running
+from tests.interop.programs import free_port, running
 
 pytestmark = pytest.mark.anyio
-
-PORT = 7471
 
 
 async def test_rdma_client_and_our_server() -> None:
@@ -23,9 +21,10 @@ async def test_rdma_client_and_our_server() -> None:
 
 
 async def test_our_client_and_rdma_server() -> None:
-    async with running("rdma_server") as server:
-        await server.listens(PORT)
-        async with await aiordma.connect(ADDRESS, PORT) as connection:
+    port = free_port()
+    async with running("rdma_server", "-p", port) as server:
+        await server.listens(port)
+        async with await aiordma.connect(ADDRESS, port) as connection:
             assert await converse_with_rdma_server(connection, b"sixteen bytes ok") == MESSAGE
     assert server.output == "rdma_server: start\nrdma_server: end 0\n"
 
