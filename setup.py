@@ -113,6 +113,7 @@ def library(name: str, files: tuple[str, ...], below: Iterable[str] = ()) -> Ext
             f"-Wl,-soname,{name}.so.1",
             f"-Wl,--version-script,{folder}/{name}.map",
             "-Wl,--no-undefined",
+            "-Wl,-z,nodelete",  # a program may close the library, and the engine's thread goes on
             "-Wl,-rpath,$ORIGIN",
         ],
     )

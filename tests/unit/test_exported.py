@@ -164,3 +164,19 @@ def test_opening_the_real_library_by_its_path_does_no_harm() -> None:
     assert run([sys.executable, "-c", BOTH, "libibverbs.so.1", str(real), "libibverbs.so.1"]) == (
         "1\n"
     )
+
+
+CLOSED = """
+import _ctypes, ctypes, time
+verbs = ctypes.CDLL("libibverbs.so.1")
+verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+verbs.ibv_open_device.restype = ctypes.c_void_p
+devices = verbs.ibv_get_device_list(None)
+assert verbs.ibv_open_device(ctypes.c_void_p(devices[0]))
+_ctypes.dlclose(verbs._handle)
+time.sleep(0.1)  # the engine's thread is still there
+"""
+
+
+def test_library_that_a_program_closes_stays() -> None:
+    assert run([sys.executable, "-c", CLOSED]) == ""
