@@ -33,7 +33,8 @@ def execute(
     The program finds the software device's libibverbs and librdmacm in place of the system's.
     The page "RDMA programs without RDMA" says what works.
 
-    Exit status: the program's; 2: wrong environment variables; 126: not executable; 127: not found.
+    Exit status: the program's; 2: wrong environment variables; 126: the program cannot be
+    executed; 127: there is no such program.
 
     Example: aiordma exec rping -c -a 127.0.0.1 -C 3 -v
     """

@@ -167,14 +167,20 @@ def test_opening_the_real_library_by_its_path_does_no_harm() -> None:
 
 
 CLOSED = """
-import _ctypes, ctypes, time
-verbs = ctypes.CDLL("libibverbs.so.1")
-verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
-verbs.ibv_open_device.restype = ctypes.c_void_p
-devices = verbs.ibv_get_device_list(None)
-assert verbs.ibv_open_device(ctypes.c_void_p(devices[0]))
-_ctypes.dlclose(verbs._handle)
-time.sleep(0.1)  # the engine's thread is still there
+import _ctypes, contextlib, ctypes, socket, struct
+cm = ctypes.CDLL("librdmacm.so.1")
+cm.rdma_create_event_channel.restype = ctypes.c_void_p
+channel, identifier = ctypes.c_void_p(cm.rdma_create_event_channel()), ctypes.c_void_p()
+assert not cm.rdma_create_id(channel, ctypes.byref(identifier), None, 0x106)
+address = struct.pack("=H2s4s8x", socket.AF_INET, bytes(2), socket.inet_aton("127.0.0.1"))
+assert not cm.rdma_bind_addr(identifier, address)
+assert not cm.rdma_listen(identifier, 1)
+port = socket.ntohs(cm.rdma_get_src_port(identifier) & 0xFFFF)
+_ctypes.dlclose(cm._handle)
+with socket.create_connection(("127.0.0.1", port), timeout=20) as peer:
+    peer.sendall(bytes(64))
+    with contextlib.suppress(ConnectionResetError):
+        assert peer.recv(1) == b""  # the engine's thread refuses what is not MPA
 """
 
 
