@@ -2,6 +2,7 @@
 
 import errno as errno_module
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -41,11 +42,15 @@ __all__ = (
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
+LARGE = 64 << 20
+"""Bytes from which on the pages of new memory are faulted in by several threads."""
+
 _LOCAL_WRITE, _ZERO_BASED = int(Access.LOCAL_WRITE), int(Access.ZERO_BASED)
 _REMOTE_WRITING = int(REMOTE_WRITING)
 _NOT_EVERY_DEVICE = int(Access.ON_DEMAND | Access.HUGETLB | Access.MW_BIND)
 """Numbers, because operations of an IntFlag take long."""
 _access_of = cache(Access)
+_ON_DEMAND = int(Access.ON_DEMAND)
 _OPTIONAL = lib.IBV_ACCESS_OPTIONAL_RANGE
 _BYTES = "its bytes are its view, and bytes(...) copies them"
 _SIW = 0x626D74
@@ -295,6 +300,8 @@ class MemoryRegion(RegionBase, Resource):
         provider, pointer, length = self.domain.provider, self.domain.pointer, self.length
         start = ffi.cast("void *", self.address)
         access = self._access
+        if length >= LARGE and access & _LOCAL_WRITE and not access & _ON_DEMAND:
+            lib.aiordma_populate(start, length, len(os.sched_getaffinity(0)))
         arguments: tuple[int, ...]
         if access & _ZERO_BASED:
             if iova:

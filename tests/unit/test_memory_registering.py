@@ -1,8 +1,11 @@
 """How memory is registered beyond the plain way: with an iova, optional access, and again."""
 
+import ctypes
 import errno
 import mmap
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +16,7 @@ from aiordma._base.device_enums import OnDemandPaging
 from aiordma._base.enums import Access
 from aiordma._base.errors import BusyError, ClosedError, NotSupportedError, VerbsCallError
 from aiordma._native import ffi, lib
+from aiordma.verbs import memory as memory_module
 from tests.unit.plain_domain import PlainDomain
 
 WRITE = Access.LOCAL_WRITE
@@ -254,3 +258,46 @@ def test_what_cannot_be_changed_is_refused_before_c_sees_it(domain: Domain) -> N
         with pytest.raises(ValueError, match="ZERO_BASED"):
             region.reregister(Access.ZERO_BASED)
     assert domain.again == []
+
+
+# -- new pages ------------------------------------------------------------------------------------
+
+
+def resident(memory: mmap.mmap) -> int:
+    """Return how many pages of a mapping are there."""
+    found = (ctypes.c_ubyte * (len(memory) // PAGE))()
+    start = ctypes.c_void_p(int(ffi.cast("uintptr_t", ffi.from_buffer(memory))))
+    assert ctypes.CDLL(None).mincore(start, ctypes.c_size_t(len(memory)), found) == 0
+    return sum(each & 1 for each in found)
+
+
+@pytest.mark.parametrize("pages", [3, 1000, 3000])
+def test_new_pages_are_there_before_they_are_pinned(
+    domain: Any, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    monkeypatch.setattr(memory_module, "LARGE", PAGE)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    with mmap.mmap(-1, (pages + 2) * PAGE) as memory, memoryview(memory) as view:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        part = view[PAGE + 8 : (pages + 1) * PAGE]
+        for access in (Access(0), WRITE | Access.ON_DEMAND):
+            with MemoryRegion(domain, part, access):
+                assert resident(memory) == 0
+        with MemoryRegion(domain, part[: PAGE - 9], WRITE):  # shorter than LARGE
+            assert resident(memory) == 0
+        with MemoryRegion(domain, part, WRITE):
+            assert resident(memory) == pages
+        part.release()
+
+
+def test_pages_that_cannot_be_there_are_left_to_the_driver(
+    domain: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory_module, "LARGE", PAGE)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    path = tmp_path / "short"
+    path.write_bytes(bytes(4 * PAGE))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 4 * PAGE) as memory:
+        file.truncate(PAGE)
+        with MemoryRegion(domain, memory, WRITE):
+            assert [length for _, length, _ in domain.registered.values()] == [4 * PAGE]

@@ -261,15 +261,20 @@ def test_advice_finds_the_errors_of_the_man_page(domain: Any, memory: Any) -> No
 
 
 POPULATES = """
-import ctypes, mmap
+import ctypes, mmap, os
 import aiordma
 
+os.sched_getaffinity = lambda _: {0, 1, 2, 3}
 preloaded = ctypes.CDLL(None)
-preloaded.longest_populated.restype = ctypes.c_size_t
+preloaded.longest_populated.restype = preloaded.populated_beside.restype = ctypes.c_size_t
 with aiordma.verbs.Device("software").open() as context, context.alloc_pd() as domain:
-    with mmap.mmap(-1, (1 << 25) + 4096) as memory:
-        with aiordma.MemoryRegion(domain, memory):
-            print(preloaded.longest_populated())
+    with mmap.mmap(-1, (64 << 20) + 4096) as memory, memoryview(memory) as view:
+        beside = []
+        for buffer in (view, view, view.toreadonly()):
+            with aiordma.MemoryRegion(domain, buffer):
+                beside.append(preloaded.populated_beside())
+        del buffer
+print(preloaded.longest_populated(), *beside)
 """
 
 
@@ -278,4 +283,8 @@ def test_large_memory_is_populated_in_steps(tmp_path: Path) -> None:
     library, source = tmp_path / "populates.so", ROOT / "tests/native/populates.c"
     compiling = ["gcc", *FLAGS, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
     subprocess.run(compiling, check=True, env=WITHOUT_RUNTIME)
-    assert run_child(POPULATES, LD_PRELOAD=str(library)) == f"{4 << 20}\n"
+    longest, new, again, read_only = run_child(POPULATES, LD_PRELOAD=str(library)).split()
+    assert longest == str(4 << 20)
+    # Each of four threads has five steps, and the last one what is left.
+    assert new == str((44 << 20) + 4096)
+    assert again == read_only == new  # by the calling thread only

@@ -22,6 +22,12 @@ int aiordma_next_async_event(const struct aiordma_provider *provider, struct ibv
 int aiordma_query_device(const struct aiordma_provider *provider, struct ibv_context *context,
                          struct ibv_device_attr_ex *attr);
 
+/*
+ * Fault in the pages of memory that the device may write to, in so many threads, at most 16. Does
+ * nothing if the memory seems to be there. Errors are left to the call that registers it.
+ */
+void aiordma_populate(void *address, size_t length, uint32_t threads);
+
 /* ibv_alloc_mw and ibv_dealloc_mw. NULL with errno set, and 0 or a positive errno. */
 struct ibv_mw *aiordma_alloc_window(struct ibv_pd *domain, uint32_t type);
 int aiordma_dealloc_window(struct ibv_mw *window);
