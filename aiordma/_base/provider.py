@@ -30,6 +30,7 @@ __all__ = (
     "SOFTWARE",
     "Provider",
     "Requirement",
+    "check_software_variables",
     "checked_device",
     "provider_of",
     "rdma_core",
