@@ -136,7 +136,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("program", ["endpoints", "built_requests"])
+@pytest.mark.parametrize("program", ["endpoints", "built_requests", "cancelled"])
 def test_program(program: str, libraries: Path, tmp_path: Path) -> None:
     binary = tmp_path / program
     compile_c(

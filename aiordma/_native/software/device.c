@@ -31,6 +31,7 @@ static struct {
     pthread_cond_t returned;
     uint32_t sleepers, changes; /* threads in sw_wait; calls of sw_changed */
     uint64_t work;              /* of this turn */
+    int cancel_state; /* that the thread had before it took the lock: see keep_from_cancelling */
 } turns = {.returned = PTHREAD_COND_INITIALIZER};
 
 /* Random numbers that have not been used, so that few of them need a system call. */
@@ -61,6 +62,15 @@ static int is_returned(void)
     return 1;
 }
 
+/*
+ * A program in C may cancel its threads (pthread_cancel). With the lock held, a thread must not end
+ * in a system call, so that its cancellation waits until it has returned the lock.
+ */
+static void keep_from_cancelling(void)
+{
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &turns.cancel_state);
+}
+
 void sw_lock(void)
 {
     if (pthread_mutex_trylock(&sw_device.lock)) {
@@ -68,21 +78,24 @@ void sw_lock(void)
         pthread_mutex_lock(&sw_device.lock);
         end_waiting();
     }
+    keep_from_cancelling();
     turns.work = 0;
 }
 
 void sw_unlock(void)
 {
-    int wakes_engine = is_returned();
+    int wakes_engine = is_returned(), cancel_state = turns.cancel_state;
 
     pthread_mutex_unlock(&sw_device.lock);
     if (wakes_engine)
         pthread_cond_signal(&turns.returned);
+    pthread_setcancelstate(cancel_state, NULL);
 }
 
 void sw_wait(void)
 {
     const uint32_t before = turns.changes;
+    const int cancel_state = turns.cancel_state;
 
     turns.sleepers++;
     if (is_returned())
@@ -90,6 +103,7 @@ void sw_wait(void)
     while (turns.changes == before)
         pthread_cond_wait(&sw_device.changed, &sw_device.lock);
     end_waiting();
+    turns.cancel_state = cancel_state; /* others have had the lock */
 }
 
 void sw_changed(void)
@@ -131,6 +145,7 @@ int sw_turn_is_over(void)
 
 void sw_lock_forked(void)
 {
+    pthread_setcancelstate(turns.cancel_state, NULL);
     pthread_mutex_init(&sw_device.lock, NULL);
     pthread_cond_init(&sw_device.changed, NULL);
     memset(&turns, 0, sizeof(turns));
