@@ -74,7 +74,7 @@ fuzz: venv
 suites: venv
 	@.venv/bin/python -m tests.suites run --write
 	@.venv/bin/python -m tests.suites.pyverbs --write
-	@.venv/bin/pip install -qq 'jax>=0.6'
+	@.venv/bin/pip install -qq 'jax>=0.10'
 	@.venv/bin/python -m pytest -q -s -rs -p no:cacheprovider tests/ray tests/tensors
 
 ## make soak            1,000 connections, a million messages, ...; SOAK=part SOAK_SCALE=factor

@@ -17,9 +17,10 @@ import aiordma.integrations.ray as transport
 
 transport.register()  # before the classes of actors
 HAS_TORCH = importlib.util.find_spec("torch") is not None
+OF_TORCH = "AIORDMA_TORCH" if HAS_TORCH else transport.NAME  # Ray checks the name of a method's
 if HAS_TORCH:
     torch: Any = importlib.import_module("torch")
-    transport.register(torch.Tensor, "AIORDMA_TORCH")
+    transport.register(torch.Tensor, OF_TORCH)
 
 BYTES = 512 << 20
 SECONDS = 120
@@ -130,7 +131,7 @@ def test_a_reader_outlives_a_source_that_is_killed_in_the_middle(actors: list[An
 class TensorActor:
     """A source of tensors, and a reader."""
 
-    @ray.method(tensor_transport="AIORDMA_TORCH")
+    @ray.method(tensor_transport=OF_TORCH)
     def numbers(self, dtype: str) -> Any:
         """Make them here: torch does not unpickle those of float8."""
         return torch.arange(6).reshape(2, 3).to(getattr(torch, dtype))
