@@ -36,7 +36,7 @@ PROGRAMS = " ".join(
     f"tests/interop/test_{each}.py"
     for each in (
         *("mckey", "perftest", "programs", "rdma_client_server", "rping", "rping_command"),
-        *("ucmatose", "udaddy", "valkey"),
+        *("ucmatose", "udaddy", "valkey", "with_themselves"),
     )
 )
 
