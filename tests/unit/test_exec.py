@@ -24,14 +24,16 @@ def execute(*command: str | Path, **environment: str) -> subprocess.CompletedPro
 
 
 def test_program_finds_our_libraries_first() -> None:
-    shown = execute("sh", "-c", "echo $LD_LIBRARY_PATH", LD_LIBRARY_PATH="/before")
+    program = (sys.executable, "-c", "import os; print(os.environ['LD_LIBRARY_PATH'])")
+    shown = execute(*program, LD_LIBRARY_PATH="/before")
     assert (shown.returncode, shown.stdout) == (0, f"{FOLDER}:/before\n")
-    shown = execute("sh", "-c", "echo $LD_LIBRARY_PATH", LD_LIBRARY_PATH="")
+    shown = execute(*program, LD_LIBRARY_PATH="")
     assert shown.stdout == f"{FOLDER}\n"
 
 
 def test_exit_status_and_arguments_are_the_programs() -> None:
-    done = execute("sh", "-c", 'echo "$@"; exit 7', "sh", "-h", "--help", "--", "-x")
+    program = (sys.executable, "-c", "import sys; print(*sys.argv[1:]); sys.exit(7)")
+    done = execute(*program, "-h", "--help", "--", "-x")
     assert (done.returncode, done.stdout, done.stderr) == (7, "-h --help -- -x\n", "")
 
 
