@@ -154,8 +154,6 @@ THREAD = Sanitizer(
         "tests/device/test_dead_peers.py::test_reconnecting_outlives_a_black_hole",
         "tests/unit/test_software_silence.py::test_silence_is_noticed_without_confirmations",
         "tests/device/test_cli.py::test_bash_completes_at_the_tab",
-        "tests/unit/test_exec.py::test_program_finds_our_libraries_first",
-        "tests/unit/test_exec.py::test_exit_status_and_arguments_are_the_programs",
         # gcc 12's runtime ends every process that has no standard output.
         "tests/device/test_cli.py::test_command_without_a_standard_output_succeeds",
         *(f"{MISTAKE}[{beginning}bench local" for beginning in SHELLS),
