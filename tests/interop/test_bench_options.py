@@ -55,7 +55,8 @@ def test_bandwidth_options_count_as_perftest_does(tmp_path: Path, option: str) -
     row = ours(tmp_path, "-o", "send", "-d", "16", *words)
     assert theirs[LEFT] == row["size"]
     if "-b" in words:
-        assert row["count"] > theirs[COUNT]  # ours counts the messages of both sides
+        # Ours counts its own messages, and those of the other side that come meanwhile.
+        assert theirs[COUNT] <= row["count"] <= 2 * theirs[COUNT]
     else:
         assert row["count"] == theirs[COUNT]
 
