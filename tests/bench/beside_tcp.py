@@ -14,11 +14,12 @@ from aiordma.bench.loops import run
 from aiordma.bench.meter import Measurement
 from aiordma.bench.processes import announcing
 from aiordma.bench.workload import Workload
+from tests.ports import free_port
 
 from . import streams
 from .candidates import Candidates
 from .compiling import compiled
-from .perftest import against_itself, free_port
+from .perftest import against_itself
 from .rows import MORE, Reading, Row, bandwidth
 from .rxe import WINDOW
 from .same_work import rounds_of
@@ -63,7 +64,7 @@ def _beside_plain_c(here: Candidates, work: Workload) -> list[Row]:
 
 
 def _plain_c(here: Candidates, work: Workload) -> Reading:
-    place = [here.host, free_port()]
+    place = [here.host, str(free_port())]
     numbers = (work.size, work.depth, round(here.seconds * 1000), 1, 0)
     printed = against_itself(
         [str(compiled("plain_tcp.c", "-std=gnu11"))],

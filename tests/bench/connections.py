@@ -20,11 +20,12 @@ from aiordma import Connection, ConnectionOptions, MemorySlice, connect
 from aiordma.bench.loops import run
 from aiordma.bench.processes import Ports
 from aiordma.bench.workload import Workload
+from tests.ports import free_port
 
 from . import default_server
 from .candidates import Candidates
 from .compiling import compiled
-from .perftest import against_itself, free_port
+from .perftest import against_itself
 from .rows import MORE, Reading, Row, constant
 from .same_work import rounds_of
 from .shared_server import SIZE, serving
@@ -216,7 +217,7 @@ class _OverTcp:
         return self._found[connections].pop(0)
 
     def _measured(self, connections: int) -> list[Reading]:
-        here, place = self._here, [self._here.host, free_port()]
+        here, place = self._here, [self._here.host, str(free_port())]
         numbers = (SIZE, WINDOW, connections, round(here.seconds * 1000), here.rounds)
         with _descriptors_for(connections):
             printed = against_itself(

@@ -19,12 +19,13 @@ from functools import partial
 from pathlib import Path
 
 from aiordma.bench.workload import Workload
+from tests.ports import free_port
 
 from ..vm import packages
 from ..vm.report import TestBedError
 from .candidates import Candidates
 from .compiling import FOLDER, HERE
-from .perftest import ProgramError, free_port
+from .perftest import ProgramError
 from .rows import Reading, Row, latency
 
 SIZE = 64
@@ -119,7 +120,7 @@ class _Program:
     def _start(self, peer: Peer) -> Iterator[list[subprocess.Popen[str]]]:
         here = self._here
         place = [] if self._library == "ucxx" else [here.device]
-        words = [self._way, *place, here.host, free_port(), str(SIZE), str(here.seconds)]
+        words = [self._way, *place, here.host, str(free_port()), str(SIZE), str(here.seconds)]
         environment = {**os.environ, "UCX_TLS": "tcp", "UCX_WARN_UNUSED_ENV_VARS": "n"}
         with ExitStack() as stack:
             sides = []

@@ -4,11 +4,11 @@ Each run starts a server and a client of its own. The latency programs of perfte
 messages print half of a round trip: it is doubled here.
 """
 
-import itertools
-import os
 import re
 import subprocess
 import time
+
+from tests.ports import free_port
 
 from .rows import Reading
 
@@ -16,13 +16,6 @@ SECONDS = 20.0
 """For any of these programs: each takes a few at most, and what hangs is said in its row."""
 
 MEBIBYTE = 1 << 20
-
-_ports = itertools.count(22000 + os.getpid() % 10000)
-
-
-def free_port() -> str:
-    """A port that no earlier run listened on, nor another process of benchmarks."""
-    return str(next(_ports))
 
 
 class ProgramError(RuntimeError):
@@ -77,7 +70,7 @@ def columns(output: str) -> list[float]:
 def run_perftest(name: str, host: str, size: int, rounds: int, *words: str) -> list[float]:
     """Run one of perftest's programs, connected by the connection manager."""
     program = [name, "-R", "-F", "-s", str(size), "-n", str(rounds), *words]
-    program += ["-p", free_port()]
+    program += ["-p", str(free_port())]
     return columns(against_itself(program, [host], []))
 
 

@@ -5,9 +5,10 @@ from functools import partial
 from pathlib import Path
 
 from aiordma.bench.workload import Workload
+from tests.ports import free_port
 
 from .compiling import NATIVE, compiled
-from .perftest import against_itself, free_port
+from .perftest import against_itself
 from .rows import Reading
 
 RECEIVES = 512
@@ -55,7 +56,7 @@ def rounds_of(
         receives: of the server, for sends, each into memory of its own; for READs and WRITEs, the
             pieces of memory that they take in turn.
     """
-    place = [host, free_port(), str(int(polling))]
+    place = [host, str(free_port()), str(int(polling))]
     milliseconds = round(seconds * 1000)
     if receives is None:
         receives = RECEIVES if work.operation == "send" else 1
@@ -72,7 +73,7 @@ def rounds_of(
 def connects(host: str, device: str, size: int, seconds: float) -> Reading:
     """Return the connections per second, one after the other, each with an echo of so many bytes;
     both sides sleep on the completion channel."""
-    place = [host, free_port(), "0"]
+    place = [host, str(free_port()), "0"]
     printed = against_itself(
         _program(device),
         ["ask", *place, "connect", str(size), str(round(seconds * 1000))],
@@ -86,7 +87,7 @@ def connects(host: str, device: str, size: int, seconds: float) -> Reading:
 def connects_at_once(host: str, device: str, size: int, count: int) -> Reading:
     """Return the milliseconds from the first of so many connects, which begin together, to the last
     echo; both sides sleep."""
-    place = [host, free_port(), "0"]
+    place = [host, str(free_port()), "0"]
     printed = against_itself(
         _program(device),
         ["ask", *place, "at_once", str(size), str(count)],

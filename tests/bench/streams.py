@@ -18,9 +18,10 @@ from aiordma.bench.processes import announcing
 from aiordma.bench.timing import deadline, one_by_one, perf_counter_ns
 from aiordma.streams import connect_stream
 from aiordma.streams import open_connection as open_rdma_connection
+from tests.ports import free_port
 
 from .candidates import Candidates
-from .perftest import against_itself, free_port
+from .perftest import against_itself
 from .rows import MORE, Reading, Row, bandwidth, latency
 from .stream_server import COUNT, HEAD
 
@@ -317,7 +318,7 @@ def _rstream(host: str, size: int) -> Reading:
 def _rstream_fields(host: str, size: int, count: int, rounds: int) -> list[str]:
     """Return what rstream prints: name, bytes, transfers, iterations, total, seconds, Gb/s, and the
     us for a transfer, of which there are as many in each direction."""
-    words = ["-p", free_port(), "-S", str(size), "-C", str(count), "-I", str(rounds)]
+    words = ["-p", str(free_port()), "-S", str(size), "-C", str(count), "-I", str(rounds)]
     return against_itself(["rstream"], ["-s", host, *words], words).split()
 
 

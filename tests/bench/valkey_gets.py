@@ -14,9 +14,9 @@ from pathlib import Path
 from aiordma.bench.loops import run
 from aiordma.bench.mistakes import ServerEndedError
 from aiordma.integrations.valkey import open_connection
+from tests.ports import free_port
 
 from .candidates import Candidates
-from .perftest import free_port
 from .rows import MORE, Reading, Row
 
 SERVER = Path(__file__).parents[2] / "build" / "valkey-server"
@@ -67,7 +67,7 @@ def rows(here: Candidates) -> list[Row]:
 def _serving(host: str, before: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Run a server during the block, with words before its command; yields its ports for RDMA and
     TCP."""
-    rdma, tcp = int(free_port()), int(free_port())
+    rdma, tcp = free_port(), free_port()
     words = [*before, str(SERVER), "--save", "", "--protected-mode", "no"]
     words += ["--bind", host, "--port", str(tcp), "--rdma-bind", host, "--rdma-port", str(rdma)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:

@@ -27,9 +27,10 @@ from aiordma.cli import bench as cli_bench
 from aiordma.cli import main as command
 from tests.device.players import one_loop
 from tests.devices import ADDRESS, DEVICE, IPV6, DeviceUnderTest
-from tests.docs.programs import PORT, ROOT, serving
+from tests.docs.programs import ROOT, serving
 from tests.forked import python
 from tests.internals import SOFTWARE
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.one_kernel_device, pytest.mark.slow]
 
@@ -165,7 +166,7 @@ def test_gid_index_and_service_level_are_those_of_the_datagrams(
     if device.name == SOFTWARE:
         others = [each for each in others if not each.address.startswith("fe80")]
     entry = (others or [usual])[0]
-    port = str(PORT + 3)
+    port = str(free_port())
     with serving(*COMMAND, "server", "--bind", IPV6, "--port", port, "--device", device.name):
         options = ("-o", "datagrams", "-s", "64", "-d", "1", "-n", "10", "--no-tcp", "-p", port)
         chosen = ("-x", str(entry.index), "-S", "3")
@@ -181,7 +182,7 @@ def test_gid_index_and_service_level_are_those_of_the_datagrams(
 
 @pytest.mark.capability("datagrams")
 def test_gid_index_that_the_port_lacks_is_named(device: DeviceUnderTest) -> None:
-    port = str(PORT + 3)
+    port = str(free_port())
     with serving(*COMMAND, "server", "--bind", ADDRESS, "--port", port):
         done = bench(
             "client", ADDRESS, "-p", port, "-o", "datagrams", *QUICK, "-x", "255", "--no-tcp"
@@ -192,7 +193,7 @@ def test_gid_index_that_the_port_lacks_is_named(device: DeviceUnderTest) -> None
 
 @pytest.mark.natively
 def test_a_client_measures_with_a_server_of_its_own_loop() -> None:
-    port = "7470"
+    port = str(free_port())
     other = (*COMMAND, "server", "--bind", ADDRESS, "--port", port, "--loop", "trio")
     with serving(*other):
         done = bench("client", ADDRESS, "--port", port, *QUICK, "-o", "messages", "--no-tcp")

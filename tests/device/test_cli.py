@@ -12,15 +12,15 @@ import pytest
 
 import aiordma
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
-from tests.docs.programs import PORT as OWN_PORT
 from tests.docs.programs import ROOT, serving
 from tests.forked import python
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.one_kernel_device, pytest.mark.slow]
 
 COMMAND = ("-m", "aiordma")
 KINDS = {"software": "software", "rxe": "roce", "siw": "iwarp"}
-PORT = str(OWN_PORT + 1)
+PORT = str(free_port())
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

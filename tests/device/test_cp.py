@@ -32,14 +32,15 @@ from aiordma.cli.rcopy import (
 from aiordma.streams import Stream, StreamListener, connect_stream, listen_stream
 from tests.device.players import one_loop
 from tests.devices import ADDRESS, DEVICE
-from tests.docs.programs import PORT, ROOT, serving
+from tests.docs.programs import ROOT, serving
 from tests.forked import python
 from tests.internals import NOT_ACCEPTED
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device, pytest.mark.slow]
 
 COMMAND = ("-c", "from aiordma.cli.main import main; main()", "cp")
-OWN_PORT = str(PORT + 2)
+OWN_PORT = str(free_port())
 
 
 class Server:

@@ -1,7 +1,6 @@
 """Failed requests: which error, whose, and what becomes of everything else."""
 
 import contextlib
-import os
 import re
 import signal
 from pathlib import Path
@@ -15,6 +14,7 @@ from tests.device.players import OWN_RECEIVES, REMOTE, Outcome, both_ways, conne
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.forked import python
 from tests.internals import SOFTWARE, address_text
+from tests.ports import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -178,7 +178,7 @@ async def test_a_failed_connection_still_closes_and_others_can_follow() -> None:
 @pytest.mark.promise("Messages arrive whole and in order")
 @pytest.mark.parametrize("waiting_for", ["a message", "a read"])
 async def test_a_killed_peer_ends_what_waits_for_it(waiting_for: str) -> None:
-    port = 7000 + os.getpid() % 1000
+    port = free_port()
     async with await anyio.open_process(
         [*python(), str(ECHO_SERVER), "--bind", ADDRESS, "--port", str(port)],
         stderr=None,

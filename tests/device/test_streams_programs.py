@@ -1,7 +1,6 @@
 """Programs that know nothing of RDMA, over it: uvicorn, httpx, aiohttp, websockets, grpclib."""
 
 import asyncio
-import os
 import re
 import resource
 import signal
@@ -33,6 +32,7 @@ from aiordma import streams
 from aiordma.integrations.httpcore import StreamTransport
 from tests.devices import ADDRESS, DEVICE
 from tests.forked import python
+from tests.ports import free_port
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -332,7 +332,7 @@ def test_anyios_own_socket_stream_closes_in_order() -> None:
 def uvicorn_program() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run uvicorn's command line in a process; yields it and its URL."""
     loop = ["--loop", "aiordma.streams:new_event_loop"]
-    where = ["--host", ADDRESS, "--port", str(10000 + os.getpid() % 10000)]
+    where = ["--host", ADDRESS, "--port", str(free_port())]
     with subprocess.Popen(
         [*python(), "-m", "uvicorn", *loop, *where, "tests.device.asgi_program:app"],
         stderr=subprocess.PIPE,

@@ -1,6 +1,5 @@
 """Find the code blocks of the documentation, and run programs as a reader would."""
 
-import os
 import re
 import signal
 import subprocess
@@ -13,12 +12,12 @@ from pathlib import Path
 from tests.devices import ADDRESS, DEVICE
 from tests.forked import python
 from tests.internals import SOFTWARE
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-PORT = 10000 + os.getpid() % 10000
-"""What stands for the pages' 7471: another run on this machine may be at the same page.
-Tests with C programs have the ports from 20000 on, and the benchmarks those from 22000 on."""
+PORT = free_port()
+"""What stands for the pages' 7471: another run on this machine may be at the same page."""
 ROLES = ("server", "client", "alone", "conftest", "test")
 
 _BLOCK = re.compile(r"^```(\w*)[ ]*(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

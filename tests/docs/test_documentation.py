@@ -24,6 +24,7 @@ from tests.docs.programs import (
     serving,
 )
 from tests.internals import SOFTWARE
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -151,7 +152,7 @@ def test_version_example_finds_whole_versions() -> None:
 
 
 def test_rpc_example_answers_in_time_and_exports_its_metrics() -> None:
-    metrics = str(PORT + 1)
+    metrics = str(free_port())
     serve = ("examples/rpc_server.py", "--bind", ADDRESS, *AT_PORT, "--metrics", metrics)
     with serving(*serve) as server:
         done = run("examples/rpc_client.py", ADDRESS, *AT_PORT)

@@ -4,7 +4,6 @@ On the software device, a program runs as under `aiordma exec`, and as an ordina
 """
 
 import functools
-import itertools
 import os
 import shutil
 import signal
@@ -35,9 +34,6 @@ closes the descriptor that another one reads (mended in rdma-core 59)."""
 
 every_loop = pytest.mark.parametrize("anyio_backend", LOOPS, indirect=True)
 
-# Below the ports that the system gives to clients, and others in each process that runs tests.
-_ports = itertools.count(20000 + os.getpid() % 100 * 100)
-
 
 PACKAGES = "rdmacm-utils ibverbs-utils perftest"
 """Those of Debian that have the C programs."""
@@ -67,11 +63,6 @@ def on_software() -> dict[str, str]:
     libraries = {for_everyone(file).parent for file in FOLDER.glob("*.so.1")}
     assert libraries, f"{FOLDER} has no libraries: make venv"
     return {**os.environ, "LD_LIBRARY_PATH": str(libraries.pop())}
-
-
-def free_port() -> int:
-    """A port that no earlier test listened on: iWARP's are TCP's, with TCP's TIME_WAIT."""
-    return next(port for port in _ports if not has_port(port))
 
 
 class Program:

@@ -38,9 +38,10 @@ from aiordma.verbs.memory import MemorySlice
 from tests.devices import ADDRESS, DEVICE
 from tests.fuzz.model_path import ModelPath
 from tests.fuzz.model_protocol import Operation, operation_of
-from tests.interop.programs import free_port, running
+from tests.interop.programs import running
 from tests.interop.test_rspreload import LIBRARY, SCRIPT
 from tests.interop.test_rstream import answer, ask, work
+from tests.ports import free_port
 
 BUFFER, DEPTH = 4096, 16
 """Of this side: the least that a stream can have, so that short exchanges fill it."""

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import aiordma
-from tests.bench.perftest import against_itself, columns, free_port, run_perftest
+from tests.bench.perftest import against_itself, columns, run_perftest
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.docs.programs import ROOT
 from tests.forked import python
+from tests.ports import free_port
 
 COMMAND = ("-c", "from aiordma.cli.main import main; main()", "bench", "local", "--no-tcp")
 ITERATIONS, SIZE = 60, 64
@@ -55,8 +56,9 @@ def test_bandwidth_options_count_as_perftest_does(tmp_path: Path, option: str) -
     row = ours(tmp_path, "-o", "send", "-d", "16", *words)
     assert theirs[LEFT] == row["size"]
     if "-b" in words:
-        # Ours counts its own messages, and those of the other side that come meanwhile.
-        assert theirs[COUNT] <= row["count"] <= 2 * theirs[COUNT]
+        # Ours counts its own messages, and those of the server that come meanwhile: none, or many,
+        # because it sends until the client has all of its own.
+        assert theirs[COUNT] <= row["count"]
     else:
         assert row["count"] == theirs[COUNT]
 
@@ -110,7 +112,7 @@ def test_gid_index_and_service_level_are_taken_as_by_perftest(
     # Without -R, as with -R perftest ignores both.
     options = ("-x", index, "-S", "3")
     program = ["ib_send_lat", "-c", "UD", "-F", "-d", device.name, "-s", str(SIZE), "-n", "60"]
-    port = ["-p", free_port()]
+    port = ["-p", str(free_port())]
     theirs = columns(against_itself([*program, *options, *port], [ADDRESS], []))
     row = ours(tmp_path, "-o", "datagrams", "-d", "1", *options)
     assert (row["size"], row["count"]) == (theirs[LEFT], theirs[COUNT])

@@ -9,7 +9,8 @@ import aiordma
 from tests.conftest import DEVICE
 from tests.devices import ADDRESS
 from tests.interop import perftest
-from tests.interop.programs import free_port, running
+from tests.interop.programs import running
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("iwarp")]
 

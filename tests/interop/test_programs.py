@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.interop.programs import free_port, running
+from tests.interop.programs import running
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 

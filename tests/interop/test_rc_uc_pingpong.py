@@ -11,8 +11,9 @@ import aiordma
 from aiordma import QueuePairAddress
 from aiordma.verbs import Mtu, QueuePairType
 from tests.devices import DeviceUnderTest
-from tests.interop.programs import free_port, only, running
+from tests.interop.programs import only, running
 from tests.interop.test_ud_pingpong import connect_tcp, read_line
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("queue pairs by hand")]
 

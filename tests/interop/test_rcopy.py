@@ -11,7 +11,8 @@ from aiordma.cli.copying import FileReceiver, send_file
 from aiordma.streams import connect_stream, listen_stream
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.forked import python
-from tests.interop.programs import SECONDS, free_port, running
+from tests.interop.programs import SECONDS, running
+from tests.ports import free_port
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,8 @@ import pytest
 import aiordma
 from tests.devices import ADDRESS
 from tests.interop.peers import MESSAGE, converse_with_rdma_client, converse_with_rdma_server
-from tests.interop.programs import free_port, running
+from tests.interop.programs import running
+from tests.ports import free_port
 
 pytestmark = pytest.mark.anyio
 

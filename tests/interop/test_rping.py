@@ -9,7 +9,8 @@ import pytest
 import aiordma
 from aiordma.cli import rping
 from tests.devices import ADDRESS
-from tests.interop.programs import Program, every_loop, free_port, running_rping
+from tests.interop.programs import Program, every_loop, running_rping
+from tests.ports import free_port
 
 pytestmark = pytest.mark.anyio
 

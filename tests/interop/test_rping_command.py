@@ -10,8 +10,9 @@ import aiordma
 from aiordma.cli import rping
 from tests.devices import ADDRESS
 from tests.forked import python
-from tests.interop.programs import free_port, running, running_rping
+from tests.interop.programs import running, running_rping
 from tests.interop.test_rping import connect, damaged_answer, listen, rounds_shown, target
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 

@@ -15,7 +15,8 @@ import uvicorn
 
 from aiordma import streams
 from tests.devices import ADDRESS
-from tests.interop.programs import Program, free_port, running
+from tests.interop.programs import Program, running
+from tests.ports import free_port
 
 LIBRARY = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so"
 SCRIPT = str(Path(__file__).with_name("preloaded.py"))

@@ -6,7 +6,8 @@ import pytest
 
 from aiordma.streams import Stream, connect_stream, listen_stream
 from tests.devices import ADDRESS
-from tests.interop.programs import every_loop, free_port, running
+from tests.interop.programs import every_loop, running
+from tests.ports import free_port
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,8 @@ from tests.interop.peers import (
     converse_with_rdma_client,
     converse_with_rdma_server,
 )
-from tests.interop.programs import free_port, running, running_rping
+from tests.interop.programs import running, running_rping
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("iwarp")]
 

@@ -13,8 +13,9 @@ from anyio.abc import SocketAttribute, SocketStream
 
 import aiordma
 from tests.devices import ADDRESS, DeviceUnderTest
-from tests.interop.programs import free_port, only, running
+from tests.interop.programs import only, running
 from tests.interop.test_ud_pingpong import connect_tcp
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("queue pairs by hand")]
 

@@ -14,7 +14,8 @@ import aiordma
 from aiordma.types import ConnectionKeywords
 from tests.devices import ADDRESS
 from tests.interop.peers import be_ucmatose_client, be_ucmatose_server
-from tests.interop.programs import free_port, running
+from tests.interop.programs import running
+from tests.ports import free_port
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,8 @@ from anyio.abc import SocketStream
 
 import aiordma
 from tests.devices import ADDRESS
-from tests.interop.programs import free_port, only, running
+from tests.interop.programs import only, running
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
 

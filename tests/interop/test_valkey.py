@@ -16,7 +16,8 @@ from aiordma.integrations.valkey import RdmaConnection, open_connection
 from tests.conftest import DEVICE
 from tests.devices import ADDRESS
 from tests.internals import SOFTWARE
-from tests.interop.programs import Program, for_everyone, free_port, running
+from tests.interop.programs import Program, for_everyone, running
+from tests.ports import free_port
 
 SERVER = Path(__file__).parents[2] / "build" / "valkey-server"
 

@@ -5,7 +5,8 @@ import signal
 import pytest
 
 from tests.devices import ADDRESS, own_group
-from tests.interop.programs import free_port, running, running_rping
+from tests.interop.programs import running, running_rping
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 
