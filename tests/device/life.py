@@ -35,6 +35,12 @@ STREAM_WRITER = re.compile(
     re.MULTILINE,
 )
 """From Python 3.12 on, asyncio's StreamWriter itself warns when it is collected unclosed."""
+AT_EXIT = re.compile(
+    r"^Exception ignored in atexit callback: <function shutdown at .*\n"
+    r"(?:Traceback .*\n)?(?:  .*\n|\n)*KeyboardInterrupt: ?\n",
+    re.MULTILINE,
+)
+"""The SIGINT met logging.shutdown of a program that had ended: Python ignores it, with status 0."""
 INTERRUPTS = {"KeyboardInterrupt", "asyncio.exceptions.CancelledError"}
 """asyncio.run makes a KeyboardInterrupt of the main task's cancellation."""
 STOPPED = "RuntimeError: Event loop stopped before Future completed.\n"
@@ -115,7 +121,7 @@ def errors_in(said: str) -> set[str]:
     Without those of the report on requests that nobody awaits any more: an interrupt comes also
     between the posts and the lines that would await them.
     """
-    said = UNRETRIEVED.sub("", said)
+    said = AT_EXIT.sub("", UNRETRIEVED.sub("", said))
     return {match[1] for line in said.splitlines() if (match := ERROR_LINE.match(line))}
 
 
