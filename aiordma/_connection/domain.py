@@ -147,7 +147,8 @@ class Domain:
             EventLoopError: called outside of its event loop; the message says what happens to the
                 domain.
             VerbsCallError: the driver refused to destroy the domain, or an object that was created
-                in it. Call this again later.
+                in it. The domain stays in memory for the life of the process. A second call raises
+                the same error.
 
         Cancellation: the domain still closes, and the call returns once it is closed.
 

@@ -223,13 +223,12 @@ class SharedReceiveQueue:
         Receives that are still posted fail with FlushedError.
 
         Raises:
-            BusyError: connections still use the queue: close them first. Nothing has changed. Or a
-                memory window is bound to a region of the queue: close that window, and call this
-                again.
+            BusyError: connections still use the queue: close them first. Nothing has changed.
             EventLoopError: called outside of its event loop; the message says what happens to the
                 queue.
             VerbsCallError: the driver refused to destroy the queue or a region. All requests have
-                failed, and what was refused still exists, with its memory. Call this again later.
+                failed, and the queue stays in memory for the life of the process. A second call
+                raises the same error.
 
         Cancellation: the queue still closes, and the call returns once it is closed.
 

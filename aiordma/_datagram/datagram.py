@@ -617,10 +617,8 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
             EventLoopError: called outside of its event loop; the message says what happens to the
                 socket.
             VerbsCallError: the driver refused to destroy the queue pair, a region, an address
-                handle or the identifier of a group. All requests have failed, and what was refused
-                still exists, with its memory. Call this again later.
-            BusyError: a memory window of another owner is bound to a region. Close that window, and
-                call this again.
+                handle or the identifier of a group. All requests have failed, and the socket stays
+                in memory for the life of the process. A second call raises the same error.
 
         Cancellation: the socket still closes, and the call returns once it is closed.
         """
