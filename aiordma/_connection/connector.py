@@ -121,7 +121,7 @@ async def connect(
         source: bind to this local (host, port) first; port 0 is any port. Of a name, the first
             address of the peer's family that can be bound is taken. None: any address.
         timeout: seconds for all steps together; None: no limit. Each address of a name gets an
-            equal part of what remains.
+            equal part of what remains. The software device waits at most 60 s for a peer's answer.
         device: "auto" is the real RDMA device that reaches the address, otherwise the built-in
             device "software". A name ("mlx5_0") requires that device, "rdma" any real RDMA device,
             and "infiniband", "roce" or "iwarp" a real device of that kind. The environment variable
