@@ -1,6 +1,7 @@
 """open_domain(): a protection domain on the device that has, or reaches, an address."""
 
 import errno
+from functools import partial
 
 import anyio
 
@@ -37,7 +38,7 @@ async def open_domain(
 
     Args:
         host: a local address of a device, or the address of a peer that the device reaches.
-        timeout: seconds for finding the device that reaches a peer; None: no limit.
+        timeout: seconds for looking up the name and finding the device; None: no limit.
         device: as of `connect`.
 
     Raises:
@@ -58,10 +59,9 @@ async def open_domain(
     host = checked_host(host, "host", call)
     timeout = optional_seconds(timeout, "timeout", call)
     requirement = Requirement(device, call)
-    numeric = await device_address(host, call)
     what = f"open_domain({host!r})"
 
-    async def attempt(provider: Provider) -> Domain:
+    async def attempt(numeric: str, provider: Provider) -> Domain:
         async with new_identifier(provider) as (reactor, identifier):
             await _find_device(reactor, identifier, what, numeric, timeout)
             hub = await hub_of(reactor, identifier, requirement, what)
@@ -71,7 +71,8 @@ async def open_domain(
 
     try:
         with anyio.fail_after(timeout):
-            return await with_device(requirement, numeric, attempt)
+            numeric = await device_address(host, call)
+            return await with_device(requirement, numeric, partial(attempt, numeric))
     except TimeoutError:
         raise ConnectTimeoutError(
             f"open_domain: finding the device for {host} took longer than {timeout:g} s"

@@ -143,6 +143,13 @@ async def test_slow_lookup_ends_at_the_time_limit(
         await connect(MANY, 7471, timeout=0.2)
 
 
+@pytest.mark.natively
+async def test_open_domain_limits_the_lookups_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, ADDRESS, seconds=1.0)
+    with pytest.raises(aiordma.ConnectTimeoutError, match=r"many\.test took longer than 0\.2"):
+        await aiordma.open_domain(MANY, timeout=0.2)
+
+
 # -- streams --------------------------------------------------------------------------------------
 
 
