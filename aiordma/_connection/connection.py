@@ -216,8 +216,8 @@ class Connection(Posting, ObjectStream[bytes]):
         """The opened device (`ibv_context`), for queries and asynchronous events. All users of
         the device in this event loop share it: do not close it.
 
-        The property returns the same object after the connection has closed. When the device's last
-        user on this event loop closes, the object is closed, and its calls raise ClosedError."""
+        The property returns the same object after the connection has closed. The end of the event
+        loop closes the object; its calls then raise ClosedError."""
         return self._endpoint.hub.context
 
     @property
@@ -225,7 +225,7 @@ class Connection(Posting, ObjectStream[bytes]):
         """The protection domain (`ibv_pd`) of the queue pair and of the regions that `register`
         returns: that of the argument `domain=`, or else the one that all users of the device in
         this event loop share. Do not close it. Close the objects that you create with it (a
-        MemoryRegion, for instance) before you close the last user.
+        MemoryRegion, for instance) before it closes: the shared one closes at the event loop's end.
 
         After the connection has closed: as `context`."""
         return self._endpoint.domain

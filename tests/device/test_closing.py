@@ -196,13 +196,22 @@ async def test_connections_outlive_their_listener() -> None:
         await aiordma.connect(ADDRESS, 17, timeout=20)
 
 
-async def test_the_last_user_closes_the_device_and_the_next_opens_it_again(device: Any) -> None:
-    for _ in range(2):
-        assert not reactor_in_use()
-        async with connected() as (client, server):
-            await both_ways(client, server)
-            assert kernel_objects(device.name)["qp"] >= 2
-    assert not reactor_in_use()
+@pytest.mark.natively
+def test_loop_has_one_event_channel_until_it_ends(device: DeviceUnderTest) -> None:
+    def channels() -> int:
+        return kernel_objects(device.name)["event_channels"]
+
+    before = channels()
+
+    async def main() -> None:
+        for _ in range(2):
+            async with connected() as (client, server):
+                await both_ways(client, server)
+            assert not reactor_in_use()
+            assert channels() == before + 1
+
+    asyncio.run(main())
+    assert channels() == before
 
 
 async def test_kernel_objects_go_in_order_with_the_connection(device: Any) -> None:

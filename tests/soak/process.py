@@ -22,8 +22,8 @@ SETTLED_SECONDS = 20.0
 be late (docs/software-device.md)."""
 
 SHARED = ("regions", "MemoryRegion", "Slab", "queues", "CompletionQueue", "CompletionQueueShare")
-"""What a loop keeps for its next connections, and gives back when its last user closes: blocks of
-its pool, and completion queues. They are measured as memory."""
+"""What a loop keeps for its next connections until it ends: blocks of its pool, and completion
+queues. They are measured as memory."""
 
 OTHER_DESCRIPTORS = 400
 """Descriptors of a process besides one for each connection."""
