@@ -13,7 +13,7 @@ Everything runs in callbacks, not in a task, so that no cancellation stops an en
 One rule covers a driver that refuses to destroy, a KeyboardInterrupt at an arbitrary bytecode, lack
 of memory and every other exception that nobody foresaw: **leak, never free**. The object breaks:
 its waiters get an error, it stays in memory for the life of the process with all that it refers to,
-one line goes to the log, and nothing is tried again. This module is the only place of that rule.
+one line goes to the log, and nothing is tried again.
 """
 
 import logging

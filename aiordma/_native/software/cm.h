@@ -4,6 +4,6 @@
 
 #include "../provider.h"
 
-void sw_fill_cm(struct aiordma_provider *table); /* channels, identifiers, connections */
+void sw_fill_cm(struct aiordma_provider *table);
 
 #endif
