@@ -135,7 +135,8 @@ void sw_set_private_data(struct sw_event *event, const void *data, size_t size)
     }
 }
 
-void sw_drop_events(struct sw_identifier *identifier)
+/* Drop an identifier's events that the program has not taken. Refuse the requests among them. */
+static void drop_events(struct sw_identifier *identifier)
 {
     struct rdma_event_channel *channel = identifier->ibv.channel;
     struct sw_event *event;
@@ -231,7 +232,7 @@ static void unhook(struct sw_identifier *identifier)
     struct sw_queue_pair *pair = (struct sw_queue_pair *)identifier->ibv.qp;
     if (pair && pair->identifier == identifier)
         pair->identifier = NULL;
-    sw_drop_events(identifier);
+    drop_events(identifier);
 }
 
 static void release(struct sw_identifier *identifier)
@@ -353,7 +354,7 @@ static void destroy_event_channel(struct rdma_event_channel *raw)
     /* Identifiers that the program left on the channel get no more events. Each turn searches from
      * the start, because dropping a listener's requests also frees identifiers. */
     while (channel->identifiers && (left = any_on(raw))) {
-        sw_drop_events(left);
+        drop_events(left);
         move_to(&left->ibv, NULL);
     }
     sw_device.counts.event_channels--;

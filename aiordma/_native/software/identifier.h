@@ -28,9 +28,7 @@ struct sw_event {
 enum sw_cm_state {
     SW_CM_IDLE,
     SW_CM_BOUND,
-    SW_CM_RESOLVING_ADDRESS,
     SW_CM_ADDRESS_RESOLVED,
-    SW_CM_RESOLVING_ROUTE,
     SW_CM_ROUTE_RESOLVED,
     SW_CM_LISTENING,
     SW_CM_CONNECTING,
@@ -133,8 +131,6 @@ struct sw_progress *sw_cm_progress(const struct sw_identifier *identifier);
 /* Lend them, because the program has just made a call, and can be expected to wait for events. */
 void sw_cm_lend(const struct sw_identifier *identifier);
 
-/* Drop an identifier's events that the program has not taken. Refuse the requests among them. */
-void sw_drop_events(struct sw_identifier *identifier);
 /* Drop the events of joining a group that the identifier has left. */
 void sw_drop_group_events(struct sw_identifier *identifier, const union ibv_gid *group);
 
