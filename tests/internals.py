@@ -38,7 +38,6 @@ from aiordma._loop.threads import (
     DESTROYS,
     PEERS,
     THREAD_NAME,
-    calls_under_way,
     start_call,
 )
 from aiordma._native import COPY_LIMIT, Drain, StreamPath, ffi
@@ -260,6 +259,11 @@ def kept_queues(listener: Listener) -> list[SharedReceiveEndpoint]:
 def handshakes_of(listener: Listener) -> Handshakes:
     """The accepted connections whose handshake has not finished."""
     return listener._handshakes
+
+
+def calls_under_way() -> int:
+    """Return how many calls of all event loops wait for a worker or run."""
+    return sum(lane.calls for lane in (PEERS, CREATES, ACCEPTS, DESTROYS))
 
 
 async def close_if_unused(reactor: Reactor) -> None:

@@ -37,7 +37,6 @@ __all__ = (
     "Calls",
     "Lane",
     "Once",
-    "calls_under_way",
     "close_unwanted",
     "in_thread",
     "outwait",
@@ -201,11 +200,6 @@ them."""
 
 DESTROYS = Lane(16)
 """Calls that close or destroy an object. None of them waits for a call of any lane."""
-
-
-def calls_under_way() -> int:
-    """Return how many calls of all event loops wait for a worker or run."""
-    return sum(lane.calls for lane in (PEERS, CREATES, ACCEPTS, DESTROYS))
 
 
 def start_call(

@@ -14,9 +14,9 @@ import pytest
 
 import aiordma
 from aiordma._base.provider import rdma_core
-from aiordma._loop.threads import THREAD_NAME, calls_under_way
 from aiordma._runtime import reactor
 from aiordma.verbs.identifier import EventChannel
+from tests.internals import THREAD_NAME, calls_under_way
 
 DEVICES = Path("/sys/class/infiniband")
 PRESENT = sorted(path.name for path in DEVICES.iterdir()) if DEVICES.is_dir() else []

@@ -29,12 +29,12 @@ from aiordma._loop.threads import (
     THREAD_NAME,
     Calls,
     Lane,
-    calls_under_way,
     in_thread,
     outwait,
     start_call,
     start_destroy,
 )
+from tests.internals import calls_under_way
 from tests.unit.child import run_child
 from tests.unit.loops import Work, settle, until
 from tests.waiting import wait_until
@@ -427,7 +427,8 @@ async def test_destroy_runs_on_the_loop_without_a_thread(
 FORKED = """
 import asyncio, os
 from aiordma._loop.event_loop import current_event_loop
-from aiordma._loop.threads import calls_under_way, in_thread
+from aiordma._loop.threads import in_thread
+from tests.internals import calls_under_way
 
 async def call():
     return await in_thread(current_event_loop(), os.getpid)
