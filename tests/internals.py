@@ -103,6 +103,7 @@ __all__ = (
     "gpu_staging",
     "handshakes",
     "handshakes_of",
+    "handshakes_under_way",
     "has_ended",
     "has_immediate",
     "hub_of",
@@ -259,6 +260,12 @@ def kept_queues(listener: Listener) -> list[SharedReceiveEndpoint]:
 def handshakes_of(listener: Listener) -> Handshakes:
     """The accepted connections whose handshake has not finished."""
     return listener._handshakes
+
+
+def handshakes_under_way(listener: Listener) -> int:
+    """How many handshakes are in progress, or have ended and were not taken."""
+    handshakes = listener._handshakes
+    return len(handshakes._running) + len(handshakes._finished)
 
 
 def calls_under_way() -> int:

@@ -126,9 +126,6 @@ class Handshakes:
         )
         """Answers a request, and returns the established connection."""
 
-    def __len__(self) -> int:
-        return len(self._running) + len(self._finished)
-
     @contextmanager
     def taking_all(self) -> Iterator[None]:
         """In the block, calls of `accept` take one peer after the other: the handshakes of all that

@@ -27,6 +27,7 @@ from tests.internals import (
     current_event_loop,
     handshakes,
     handshakes_of,
+    handshakes_under_way,
     requests_of,
     start_call,
 )
@@ -68,7 +69,7 @@ async def test_accept_returns_the_first_established() -> None:
         silent_peer(listener.port),
         passed_over(listener) as (client, server),
     ):
-        assert len(handshakes_of(listener)) == 1  # the silent one's goes on
+        assert handshakes_under_way(listener) == 1  # the silent one's goes on
         await both_ways(client, server)
 
 
@@ -80,7 +81,7 @@ async def test_late_peer_is_for_the_next_accept() -> None:
             await late.finish()
             async with listener.accept() as server:
                 assert server.is_connected
-        assert len(handshakes_of(listener)) == 0
+        assert handshakes_under_way(listener) == 0
 
 
 @pytest.mark.promise("Cancellation loses no message and leaves nothing open")
@@ -89,7 +90,7 @@ async def test_cancelled_accept_leaves_its_handshake() -> None:
     async with listen() as listener, silent_peer(listener.port) as late:
         async with anyio.create_task_group() as group:
             group.start_soon(listener.accept)
-            await until(lambda: len(handshakes_of(listener)) == 1)
+            await until(lambda: handshakes_under_way(listener) == 1)
             group.cancel_scope.cancel()
         await late.finish()
         async with listener.accept() as server:
@@ -147,7 +148,7 @@ async def test_closing_ends_handshakes() -> None:
         async with anyio.create_task_group() as group:
             accepting = Outcome()
             group.start_soon(accepting.of, listener.accept)
-            await until(lambda: len(handshakes_of(listener)) == 1)
+            await until(lambda: handshakes_under_way(listener) == 1)
             await listener.aclose()
         assert isinstance(accepting.error, aiordma.ClosedError)
         await silent.ended()
@@ -205,7 +206,7 @@ async def test_handshakes_of_a_cancelled_serve_go_on_for_the_next_call() -> None
     async with listen() as listener, silent_peer(listener.port) as silent:
         async with anyio.create_task_group() as group:
             group.start_soon(listener.serve, aiordma.Connection.ended)
-            await until(lambda: len(handshakes_of(listener)) == 1)
+            await until(lambda: handshakes_under_way(listener) == 1)
             group.cancel_scope.cancel()
         await silent.finish()
         async with await listener.accept() as connection:
@@ -231,9 +232,9 @@ async def test_failure_without_a_caller_is_logged(caplog: pytest.LogCaptureFixtu
     async with listen() as listener:
         async with silent_peer(listener.port), anyio.create_task_group() as group:
             group.start_soon(listener.accept)
-            await until(lambda: len(handshakes_of(listener)) == 1)
+            await until(lambda: handshakes_under_way(listener) == 1)
             group.cancel_scope.cancel()
-        await until(lambda: len(handshakes_of(listener)) == 0)  # the peer has left
+        await until(lambda: handshakes_under_way(listener) == 0)  # the peer has left
     (record,) = [record for record in caplog.records if record.module == "handshakes"]
     assert "was not accepted: " in record.getMessage()
 
@@ -536,7 +537,7 @@ async def test_only_as_many_peers_are_accepted_as_calls(monkeypatch: pytest.Monk
             group.start_soon(outcome.of, lambda: aiordma.connect(ADDRESS, listener.port))
         await until(lambda: len(requests_of(listener)) == 3)
         async with listener.accept():
-            assert (len(requests_of(listener)), len(handshakes_of(listener))) == (2, 0)
+            assert (len(requests_of(listener)), handshakes_under_way(listener)) == (2, 0)
         await listener.aclose()
         await until(lambda: all(bool(each.value or each.error) for each in connecting))
         refused = [each for each in connecting if isinstance(each.error, aiordma.RejectedError)]

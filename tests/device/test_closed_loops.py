@@ -25,7 +25,13 @@ from tests.device.own_loops import (
 )
 from tests.device.players import silent_taker
 from tests.devices import ADDRESS
-from tests.internals import DESTROYS, calls_under_way, make_in_thread, start_deregistering
+from tests.internals import (
+    DESTROYS,
+    calls_under_way,
+    handshakes_under_way,
+    make_in_thread,
+    start_deregistering,
+)
 
 pytestmark = pytest.mark.one_kernel_device
 
@@ -153,7 +159,7 @@ def test_a_listener_with_a_handshake_closes_on_a_closed_loop(
         listener = await aiordma.listen(ADDRESS, 0)
         accept = asyncio.ensure_future(listener.accept())
         client = asyncio.ensure_future(aiordma.connect(ADDRESS, listener.port))
-        while not len(listener._handshakes):
+        while not handshakes_under_way(listener):
             await asyncio.sleep(0)
         accept.cancel()
         while not listener._handshakes._finished:

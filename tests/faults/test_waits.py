@@ -23,7 +23,7 @@ from tests.device.players import (
 )
 from tests.device.silent_peer import silent_peer
 from tests.devices import ADDRESS
-from tests.internals import SOFTWARE, endpoint_of, handshakes_of
+from tests.internals import SOFTWARE, endpoint_of, handshakes_under_way
 
 pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 
@@ -201,7 +201,7 @@ async def test_listener_does_not_wait_for_silent_peers(way: str) -> None:
         with anyio.fail_after(PATIENCE):
             if way == "accepting":
                 group.start_soon(accepting.of, listener.accept)
-                await until(lambda: len(handshakes_of(listener)) == 1)
+                await until(lambda: handshakes_under_way(listener) == 1)
             elif way != "listener":
                 request = await listener.request()
                 await (request.reject() if way == "reject" else request.aclose())
