@@ -4,16 +4,21 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from aiordma._base.enums import WorkCompletionFlag
-from aiordma._datagram.grh import is_multicast, source_and_destination
 from aiordma._datagram.peer import DatagramPeer
 from aiordma._native import DatagramFields as DatagramArrival
-from aiordma._native import DatagramReceive, SendersBase, given
+from aiordma._native import DatagramReceive, SendersBase, given, grh_ends
 from aiordma.verbs import AddressVector, Context
 from aiordma.verbs.completion import WorkCompletion
 
-__all__ = ("DatagramArrival", "DatagramMessage", "DatagramReceive", "Senders")
+__all__ = ("DatagramArrival", "DatagramMessage", "DatagramReceive", "Senders", "is_multicast")
 
 _GRH = int(WorkCompletionFlag.GRH)
+_IPV4_MAPPED = bytes(10) + b"\xff\xff"
+
+
+def is_multicast(gid: bytes) -> bool:
+    """Return whether a GID is a multicast address."""
+    return gid[0] == 0xFF or (gid.startswith(_IPV4_MAPPED) and gid[12] >> 4 == 0xE)
 
 
 class Senders(SendersBase):
@@ -64,7 +69,7 @@ class Senders(SendersBase):
             VerbsCallError: the datagram's destination is not a local address (any more).
             ClosedError: the device is closed.
         """
-        ends = source_and_destination(grh) if completion.wc_flags & _GRH else (b"", b"")
+        ends = grh_ends(grh) if completion.wc_flags & _GRH else (b"", b"")
         vector = self._address_vector(completion, grh, *ends)
         if self._service_level is not None:
             vector = replace(vector, service_level=self._service_level)

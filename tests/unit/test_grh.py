@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from aiordma._datagram.grh import is_multicast, source_and_destination
+from aiordma._datagram.message import is_multicast
 from aiordma._datagram.peer import DatagramPeer
+from aiordma._native import grh_ends
 from aiordma.verbs import AddressVector
 
 MAPPED = bytes(10) + b"\xff\xff"
@@ -23,12 +24,12 @@ def ipv4(before: bytes) -> bytes:
 
 @pytest.mark.parametrize("next_header", [17, 27], ids=["RoCE v2", "InfiniBand"])
 def test_a_whole_header_has_both_gids(next_header: int) -> None:
-    assert source_and_destination(ipv6(next_header)) == (ONE, OTHER)
+    assert grh_ends(ipv6(next_header)) == (ONE, OTHER)
 
 
 @pytest.mark.parametrize("before", [bytes(20), b"\x60" + b"\xff" * 19], ids=["zeros", "left over"])
 def test_an_ipv4_header_stands_at_the_end_behind_anything(before: bytes) -> None:
-    assert source_and_destination(ipv4(before)) == (
+    assert grh_ends(ipv4(before)) == (
         MAPPED + bytes([10, 1, 1, 1]),
         MAPPED + bytes([239, 1, 2, 3]),
     )
@@ -36,7 +37,7 @@ def test_an_ipv4_header_stands_at_the_end_behind_anything(before: bytes) -> None
 
 def test_nothing_else_has_the_length_of_one() -> None:
     with pytest.raises(ValueError, match="a GRH has 40 bytes, and this has 39"):
-        source_and_destination(bytes(39))
+        grh_ends(bytes(39))
 
 
 @pytest.mark.parametrize(
@@ -77,5 +78,5 @@ def test_old_bytes_that_look_like_ipv6_do_not_hide_an_ipv4_header(checksum_is_ri
     total = sum(int.from_bytes(header[at : at + 2], "big") for at in range(0, 20, 2))
     checksum = 0xFFFF - ((total & 0xFFFF) + (total >> 16))
     header[10:12] = (checksum if checksum_is_right else checksum ^ 1).to_bytes(2, "big")
-    source, _ = source_and_destination(old + bytes(header))
+    source, _ = grh_ends(old + bytes(header))
     assert (source[12:] == bytes([10, 1, 1, 1])) is checksum_is_right

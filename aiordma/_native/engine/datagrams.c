@@ -29,7 +29,8 @@ static int is_ipv4(const unsigned char *header)
 }
 
 /* Write the GID of the sender, and that of the destination. The next header of a GRH is UDP (17) on
-   RoCE v2, otherwise InfiniBand's own transport (27). */
+   RoCE v2, otherwise InfiniBand's own transport (27). RoCE v2 over IPv4 has an IPv4 header in the
+   last 20 bytes in its place (man ibv_create_ah_from_wc). */
 static void read_ends(const unsigned char *grh, unsigned char *ends)
 {
     if (grh[0] >> 4 == 6 && (grh[6] == 17 || grh[6] == 27) && !is_ipv4(grh + 20)) {
