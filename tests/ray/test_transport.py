@@ -149,11 +149,3 @@ def test_a_reader_gets_the_source_s_tensor(dtype: str) -> None:
     assert get(reader.doubled.remote(reference)) == [[0, 2, 4], [6, 8, 10]]
     found = get(reference)  # read by this process
     assert (found.dtype, found.tolist()) == (getattr(torch, dtype), [[0, 1, 2], [3, 4, 5]])
-
-
-def test_its_rate_beside_the_object_store(actors: list[Any]) -> None:
-    source, reader = actors
-    for name in ("kept", "stored", "kept", "stored"):
-        began = time.monotonic()
-        get(reader.sum.remote(getattr(source, name).remote()))
-        print(f"{name}: {BYTES / (time.monotonic() - began) / 1e6:.0f} MB/s")
