@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeAlias
 
 from aiordma._base.errors import cause_text
 from aiordma._base.fair_queue import FairQueue, source_of
@@ -20,7 +21,7 @@ from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
 from aiordma._loop.event_loop import EventLoop, Timer, Waiter
 
-__all__ = ("Acceptance", "Handshakes")
+__all__ = ("Acceptance", "Establish", "Handshakes")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -36,6 +37,10 @@ delivery of the pending CM events, which destroying calls of this side can hold 
 
 MOST_HANDSHAKES = 128
 """The maximum number of handshakes in progress. To begin one more, that of a slow peer is ended."""
+
+
+Establish: TypeAlias = Callable[[ConnectionRequest, bytes], Awaitable[Connection]]
+"""Answers a request, with private data, and returns the established connection."""
 
 
 class _Caller:
@@ -95,6 +100,7 @@ class Handshakes:
     Args:
         loop: the listener's event loop.
         requests: the requests that wait to be accepted.
+        establish: answers one of them.
         after_events: calls a function once the pending CM events have been delivered.
         on_leave: called when the listener ends a handshake.
         on_left: called once for each call of `on_leave`, when that handshake has released
@@ -105,12 +111,14 @@ class Handshakes:
         self,
         loop: EventLoop,
         requests: FairQueue[ConnectionRequest],
+        establish: Establish,
         after_events: Callable[[Callable[[], None]], None],
         on_leave: Callable[[], None],
         on_left: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._requests = requests
+        self._establish = establish
         self._after_events = after_events
         self._on_leave = on_leave
         self._on_left = on_left
@@ -121,10 +129,6 @@ class Handshakes:
         self._is_closed = False
         self._timer: Timer | None = None
         self._counting = False  # once the pending CM events have been delivered
-        self.establish: Callable[[ConnectionRequest, bytes], Awaitable[Connection]] = (
-            ConnectionRequest._open
-        )
-        """Answers a request, and returns the established connection."""
 
     @contextmanager
     def taking_all(self) -> Iterator[None]:
@@ -255,7 +259,7 @@ class Handshakes:
         if handshake.was_ended:
             return
         try:
-            answer = self.establish(handshake.request, handshake.private_data)
+            answer = self._establish(handshake.request, handshake.private_data)
             handshake.connection = await answer
         except Exception as error:
             handshake.error = error

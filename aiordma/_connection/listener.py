@@ -50,7 +50,7 @@ from aiordma._base.weak_items import WeakItems
 from aiordma._connection.connection import Connection, ConnectionInfo
 from aiordma._connection.connection_request import ConnectionRequest, RequestTally
 from aiordma._connection.domain import DomainArgument
-from aiordma._connection.handshakes import Acceptance, Handshakes
+from aiordma._connection.handshakes import Acceptance, Establish, Handshakes
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_source import ListenerReceives
@@ -163,6 +163,7 @@ async def listen_with(
     ipv6_only: bool | None,
     shared_receive: SharedReceiveQueue | int | None = None,
     domain: DomainArgument = None,
+    establish: Establish = ConnectionRequest._open,
 ) -> "Listener":
     """Do the work of `listen`, for a function whose name the errors have."""
     host, port = checked_host(host, "host", call), checked_port(port, "port", call)
@@ -199,6 +200,7 @@ async def listen_with(
                     requirement,
                     accept_timeout,
                     receives,
+                    establish,
                 )
 
     async def listening(provider: Provider) -> tuple[Reactor, Identifier]:
@@ -318,6 +320,7 @@ class Listener(AbstractListener[Connection]):
         requirement: Requirement,
         accept_timeout: float,
         receives: ListenerReceives,
+        establish: Establish = ConnectionRequest._open,
     ) -> None:
         self._process = here.pid
         self._reactor = reactor
@@ -345,6 +348,7 @@ class Listener(AbstractListener[Connection]):
         self._handshakes = Handshakes(
             reactor.loop,
             self._requests,
+            establish,
             reactor.after_events,
             self._count_leaving,
             self._has_left,

@@ -371,6 +371,7 @@ async def listen_for_rsockets(
     ipv6_only: bool | None,
 ) -> "StreamListener":
     """Do the work of `listen_stream`."""
+    rsockets: dict[Connection, Rsocket] = {}
     listener = await listen_with(
         settings.call,
         settings.options,
@@ -380,18 +381,43 @@ async def listen_for_rsockets(
         device=device,
         accept_timeout=accept_timeout,
         ipv6_only=ipv6_only,
+        establish=partial(_establish, settings, rsockets),
     )
-    return StreamListener(listener, settings)
+    return StreamListener(listener, settings, rsockets)
+
+
+async def _establish(
+    settings: StreamSettings,
+    rsockets: dict[Connection, Rsocket],
+    request: ConnectionRequest,
+    _private_data: bytes,
+) -> Connection:
+    """Answer a request, and enter the connection's rsocket into `rsockets`."""
+    peer = request.private_data
+    connection = await request.prepare()
+    try:
+        rsocket = settings.rsocket(connection)
+        with _naming(request._operation):
+            rsocket.start(peer)
+        await connection.establish(private_data=rsocket.hello())
+        rsocket.begin(is_first=False)
+    except BaseException:
+        await connection.aclose()  # before `establish`, this rejects the peer
+        raise
+    rsockets[connection] = rsocket
+    connection._endpoint.teardown.on_closed.append(partial(rsockets.pop, connection, None))
+    return connection
 
 
 class StreamListener(AnyListener[Stream]):
     """Listens for streams: `listen_stream` makes it. It is an anyio Listener."""
 
-    def __init__(self, listener: Listener, settings: StreamSettings) -> None:
+    def __init__(
+        self, listener: Listener, settings: StreamSettings, rsockets: dict[Connection, Rsocket]
+    ) -> None:
         self._listener = listener
         self._settings = settings
-        self._rsockets: dict[Connection, Rsocket] = {}
-        listener._handshakes.establish = self._establish
+        self._rsockets = rsockets
 
     def __repr__(self) -> str:
         return f"<StreamListener at {address_text(self.local_address)}>"
@@ -491,23 +517,6 @@ class StreamListener(AnyListener[Stream]):
     async def _handle(self, stream: Stream, handler: Callable[[Stream], Awaitable[Any]]) -> None:
         async with stream:
             await handler(stream)
-
-    async def _establish(self, request: ConnectionRequest, _private_data: bytes) -> Connection:
-        peer = request.private_data
-        connection = await request.prepare()
-        try:
-            rsocket = self._settings.rsocket(connection)
-            with _naming(request._operation):
-                rsocket.start(peer)
-            await connection.establish(private_data=rsocket.hello())
-            rsocket.begin(is_first=False)
-        except BaseException:
-            await connection.aclose()  # before `establish`, this rejects the peer
-            raise
-        self._rsockets[connection] = rsocket
-        teardown = connection._endpoint.teardown
-        teardown.on_closed.append(partial(self._rsockets.pop, connection, None))
-        return connection
 
     async def aclose(self) -> None:
         """Stop listening, and reject the waiting peers. Accepted streams stay open. Idempotent.

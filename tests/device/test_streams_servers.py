@@ -232,7 +232,7 @@ def test_wait_closed_of_an_open_server_waits_for_streams(run: Run) -> None:
 
 def fail_handshake_before_close(listener: streams.StreamListener, close: Any) -> None:
     """Let the listener's next handshake fail, and be closed before its `accept` can raise that."""
-    establish = listener._listener._handshakes.establish
+    establish = listener._listener._handshakes._establish
 
     async def fail(request: Any, private_data: bytes) -> aiordma.Connection:
         connection = await establish(request, private_data)
@@ -240,7 +240,7 @@ def fail_handshake_before_close(listener: streams.StreamListener, close: Any) ->
         asyncio.get_running_loop().call_soon(close)
         raise aiordma.RdmaConnectionError("the peer's handshake failed")
 
-    listener._listener._handshakes.establish = fail
+    listener._listener._handshakes._establish = fail
 
 
 def test_a_server_that_is_closed_when_a_handshake_fails_ends_in_order(run: Run) -> None:

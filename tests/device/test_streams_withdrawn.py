@@ -29,8 +29,8 @@ class Gate:
     def __init__(self, listener: streams.StreamListener) -> None:
         self.asked, self.opened = anyio.Event(), anyio.Event()
         handshakes = listener._listener._handshakes
-        self._establish = handshakes.establish
-        handshakes.establish = self._wait
+        self._establish = handshakes._establish
+        handshakes._establish = self._wait
 
     async def _wait(self, request: Any, private_data: bytes) -> aiordma.Connection:
         self.asked.set()
