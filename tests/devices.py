@@ -30,6 +30,7 @@ from tests.internals import (
     real_devices_are_here,
 )
 from tests.kernel_objects import kernel_counts
+from tests.ports import free_port
 
 # The test bed's interface has the former; the software device has every address.
 ADDRESS = "127.0.0.1" if DEVICE == SOFTWARE else "10.1.1.1"
@@ -252,6 +253,7 @@ def device() -> Iterator[DeviceUnderTest]:
     with EventChannel(DEVICE) as channel, Identifier(channel) as identifier:
         identifier.bind(ADDRESS, 0)
         identifier.listen(1)
+    free_port()  # its process's block, which is taken with a socket, and kept
     # What is imported by now stays: no need to look through it after each test again.
     gc.collect()
     gc.freeze()
