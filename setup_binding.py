@@ -24,6 +24,7 @@ DECLARATIONS = (
     "objects.h",
     "software.h",
     "faults.h",
+    "simulation.h",
 )
 
 
@@ -51,6 +52,7 @@ PREAMBLE = """
 #include "objects.h"
 #include "declarations/software.h"
 #include "declarations/faults.h"
+#include "declarations/simulation.h"
 """
 
 # The C library's types in those declarations: cffi takes their sizes from the C compiler.

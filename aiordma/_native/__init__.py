@@ -55,6 +55,7 @@ from aiordma._native._engine import (
     end_chain,
     grh_ends,
     leak,
+    set_engine_process,
     take_trace,
 )
 
@@ -99,6 +100,7 @@ __all__ = (
     "lib",
     "load_rdma_core",
     "load_software",
+    "set_engine_process",
     "take_trace",
 )
 

@@ -84,7 +84,7 @@ def test_only_the_native_package_imports_the_binding() -> None:
 def test_only_the_event_loop_modules_import_an_event_loop() -> None:
     # The benchmark compares with asyncio's own TCP; `polling` is a loop of asyncio's, a stream's
     # transport and server are asyncio's kinds, and so are the classes of Dask's distributed and
-    # of valkey-py's client.
+    # of valkey-py's client. A simulated host's loop is asyncio's.
     users = [
         name
         for name, tree in modules().items()
@@ -101,6 +101,9 @@ def test_only_the_event_loop_modules_import_an_event_loop() -> None:
         f"{PACKAGE}.integrations.valkey.opening",
         f"{PACKAGE}.streams.server",
         f"{PACKAGE}.streams.transport",
+        f"{PACKAGE}.testing.scheduler",
+        f"{PACKAGE}.testing.simulated_loop",
+        f"{PACKAGE}.testing.simulation",
     ]
 
 
@@ -230,7 +233,10 @@ def test_each_c_function_is_declared_in_the_header_of_its_file_only(folder: str)
         each: places[each]
         for each, owner in _owners(folder).items()
         if places[each]
-        not in ([f"{owner}.h"], ["declarations/software.h"], ["declarations/faults.h"])
+        not in (
+            [f"{owner}.h"],
+            *([f"declarations/{each}.h"] for each in ("software", "faults", "simulation")),
+        )
     }
     assert wrong == {}
 

@@ -92,6 +92,17 @@ static PyObject *leak(PyObject *module, PyObject *kept)
     Py_RETURN_NONE;
 }
 
+static PyObject *set_engine_process(PyObject *module, PyObject *number)
+{
+    unsigned long before = engine_process, wanted = PyLong_AsUnsignedLong(number);
+
+    (void)module;
+    if (PyErr_Occurred())
+        return NULL;
+    engine_process = (unsigned int)wanted;
+    return PyLong_FromUnsignedLong(before);
+}
+
 static PyMethodDef functions[] = {
     {"use_data_path", use_data_path, METH_O,
      "use_data_path($module, address, /)\n--\n\n"
@@ -121,6 +132,8 @@ static PyMethodDef functions[] = {
      "begin_trace($module, limit, /)\n--\n\n"
      "Record the requests that are posted from now on, when they end. At most `limit` records\n"
      "wait for take_trace. 0: record no more."},
+    {"set_engine_process", set_engine_process, METH_O,
+     "Be another process from now on, as after a fork; returns the number of the one before."},
     {"take_trace", engine_take_trace, METH_NOARGS,
      "take_trace($module, /)\n--\n\n"
      "Return the records since the last call, and how many were lost because there was no room.\n"

@@ -298,9 +298,9 @@ void sw_capture_parts(int fd, int is_sent, const struct iovec *parts, int count,
     struct end here, there;
     int direction;
 
-    if (getsockname(fd, (struct sockaddr *)&local, &local_size) ||
-        getpeername(fd, (struct sockaddr *)&remote, &remote_size) || read_end(&local, &here) ||
-        read_end(&remote, &there))
+    if (sw_system->getsockname(fd, (struct sockaddr *)&local, &local_size) ||
+        sw_system->getpeername(fd, (struct sockaddr *)&remote, &remote_size) ||
+        read_end(&local, &here) || read_end(&remote, &there))
         return; /* the connection was reset at this moment */
     struct flow *flow = find_flow(is_sent ? &here : &there, is_sent ? &there : &here, &direction);
     if (!sw_is_capturing)

@@ -111,14 +111,14 @@ int sw_bind_device(struct sw_identifier *identifier)
 /* The system's default: sysctl net.ipv6.bindv6only. */
 static int is_ipv6_alone_by_default(void)
 {
-    int only = 0, fd = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int only = 0, fd = sw_system->socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     socklen_t size = sizeof(only);
 
     if (fd < 0)
         return 0;
-    if (getsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, &size))
+    if (sw_system->getsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, &size))
         only = 0;
-    close(fd);
+    sw_system->close(fd);
     return !!only;
 }
 
@@ -193,21 +193,21 @@ static int find_source(const struct sockaddr *source, const struct sockaddr *des
     memcpy(&target, destination, size);
     if (!*sw_port_of((struct sockaddr *)&target))
         *sw_port_of((struct sockaddr *)&target) = htons(1); /* connecting to port 0 fails */
-    int fd = socket(destination->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, IPPROTO_UDP);
+    int fd = sw_system->socket(destination->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, IPPROTO_UDP);
     if (fd < 0)
         return errno;
     int error = 0;
     if (source && !is_wildcard(source)) {
         memcpy(&origin, source, size);
         *sw_port_of((struct sockaddr *)&origin) = 0;
-        if (bind(fd, (struct sockaddr *)&origin, size))
+        if (sw_system->bind(fd, (struct sockaddr *)&origin, size))
             error = errno;
     }
-    if (!error && connect(fd, (struct sockaddr *)&target, size))
+    if (!error && sw_system->connect(fd, (struct sockaddr *)&target, size))
         error = errno;
-    if (!error && getsockname(fd, (struct sockaddr *)found, &found_size))
+    if (!error && sw_system->getsockname(fd, (struct sockaddr *)found, &found_size))
         error = errno;
-    close(fd);
+    sw_system->close(fd);
     return error;
 }
 

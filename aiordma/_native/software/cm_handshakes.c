@@ -30,12 +30,16 @@ static struct {
     struct sw_timer timer; /* runs while the list is not empty */
 } handshakes;
 
+const struct sw_state sw_handshakes_state = {&handshakes, sizeof(handshakes)};
+
 /* -- bounds ------------------------------------------------------------------------------------ */
 
 static uint64_t descriptor_limit(void)
 {
     struct rlimit limit;
 
+    if (sw_system->is_simulated)
+        return UINT64_MAX;
     if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur == RLIM_INFINITY)
         return UINT64_MAX;
     return limit.rlim_cur;

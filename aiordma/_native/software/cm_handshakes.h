@@ -41,5 +41,6 @@ int sw_is_scarce(int fd);
 
 /* In a fork's child: forget the parent's handshakes. */
 void sw_handshakes_forked(void);
+extern const struct sw_state sw_handshakes_state;
 
 #endif

@@ -70,7 +70,7 @@ static void note_stranger(struct sw_connection *peer, int error)
     listener->strangers++;
     listener->strangeness = error;
     memset(&listener->stranger, 0, sizeof(listener->stranger));
-    (void)sw_get_socket_address(peer->fd, getpeername, &listener->stranger);
+    (void)sw_get_socket_address(peer->fd, sw_system->getpeername, &listener->stranger);
     listener->told.expired = tell_of_strangers;
     if (!listener->told.deadline)
         tell_of_strangers(&listener->told);
@@ -167,9 +167,9 @@ static int request_arrived(struct sw_connection *peer)
         return ENOMEM;
     struct rdma_addr *addresses = &identifier->ibv.route.addr;
     struct sw_event *event = NULL;
-    int error = sw_get_socket_address(peer->fd, getsockname, &addresses->src_storage);
+    int error = sw_get_socket_address(peer->fd, sw_system->getsockname, &addresses->src_storage);
     if (!error)
-        error = sw_get_socket_address(peer->fd, getpeername, &addresses->dst_storage);
+        error = sw_get_socket_address(peer->fd, sw_system->getpeername, &addresses->dst_storage);
     if (!error)
         error = sw_bind_device(identifier);
     if (!error) /* the peer sends nothing more before the reply */
@@ -231,7 +231,7 @@ static int await_request(struct sw_connection *listener, int fd, const struct so
     struct sw_connection *peer = sw_new_connection(NULL);
 
     if (!peer) {
-        close(fd);
+        sw_system->close(fd);
         return ENOMEM;
     }
     peer->fd = fd;
@@ -240,7 +240,7 @@ static int await_request(struct sw_connection *listener, int fd, const struct so
     peer->watch.ready = read_request;
     peer->handshake.drop = drop_handshake;
     int error = 0, on = 1;
-    if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)))
+    if (sw_system->setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)))
         error = errno;
     if (!error && try_request(peer) != EAGAIN)
         return 0; /* most requests come with the connection */
@@ -286,10 +286,10 @@ static void turn_away(int fd)
 {
     struct linger hard = {.l_onoff = 1};
 
-    if (setsockopt(fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard))) {
+    if (sw_system->setsockopt(fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard))) {
         /* The connection then ends without a reset. */
     }
-    close(fd);
+    sw_system->close(fd);
 }
 
 /* Reset the next peer, using the descriptor of the spare eventfd for a moment. */
@@ -297,8 +297,8 @@ static int turn_next_away(struct sw_connection *listener)
 {
     if (listener->spare < 0)
         return EMFILE;
-    close(listener->spare);
-    int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC);
+    sw_system->close(listener->spare);
+    int fd = sw_system->accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC);
     if (fd >= 0)
         turn_away(fd);
     listener->spare = sw_new_signal();
@@ -346,7 +346,7 @@ static int low_descriptor(int fd)
 
     if (lower < 0)
         return fd;
-    close(fd);
+    sw_system->close(fd);
     return lower;
 }
 
@@ -354,7 +354,8 @@ static int accept_one(struct sw_connection *listener)
 {
     struct sockaddr_storage from;
     socklen_t size = sizeof(from);
-    int fd = accept4(listener->fd, (struct sockaddr *)&from, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    int fd = sw_system->accept4(listener->fd, (struct sockaddr *)&from, &size,
+                                SOCK_NONBLOCK | SOCK_CLOEXEC);
     int error = fd < 0 ? errno : 0;
 
     if (is_shortage(error) && sw_evict_handshake())
@@ -406,7 +407,7 @@ static int start_listening(struct sw_identifier *identifier, int backlog)
     identifier->timer.expired = listen_again;
     if (connection->spare < 0)
         connection->spare = sw_new_signal();
-    if (connection->spare < 0 || listen(connection->fd, TCP_BACKLOG))
+    if (connection->spare < 0 || sw_system->listen(connection->fd, TCP_BACKLOG))
         return errno;
     return sw_watch_connection(connection, identifier, EPOLLIN);
 }
@@ -428,7 +429,7 @@ static int check_patience(const struct sw_connection *connection)
 
     if (connection->arrived > connection->size)
         return ECONNRESET;
-    ssize_t got = recv(connection->fd, &byte, sizeof(byte), MSG_PEEK | MSG_DONTWAIT);
+    ssize_t got = sw_system->recv(connection->fd, &byte, sizeof(byte), MSG_PEEK | MSG_DONTWAIT);
 
     return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? 0 : ECONNRESET;
 }
@@ -534,7 +535,7 @@ static void forget_listener(struct sw_connection *listener)
             drop_handshake(each);
     }
     if (listener->spare >= 0)
-        close(listener->spare);
+        sw_system->close(listener->spare);
     listener->spare = -1;
 }
 
@@ -571,9 +572,9 @@ static void forked(struct sw_identifier *identifier)
         return;
     /* The engine closes the sockets that it watches. */
     if (connection->fd >= 0 && !connection->watch.slot)
-        close(connection->fd);
+        sw_system->close(connection->fd);
     if (connection->spare >= 0)
-        close(connection->spare);
+        sw_system->close(connection->spare);
 }
 
 const struct sw_port_space sw_stream_space = {

@@ -29,16 +29,12 @@ enum {
     MOST_MILLISECONDS = 900000, /* TCP itself gives up soon after that */
 };
 
-static struct sw_timer next_look;
-static struct sw_silence *silences;
+static struct {
+    struct sw_timer look;
+    struct sw_silence *first;
+} silences;
 
-static uint64_t now(void)
-{
-    struct timespec time;
-
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
-}
+const struct sw_state sw_silence_state = {&silences, sizeof(silences)};
 
 /* 4.096 us x 2^ack_timeout, for the first attempt and each retry. 0: as long as TCP allows. */
 static uint64_t patience_of(uint8_t ack_timeout, uint8_t retry_count)
@@ -55,7 +51,7 @@ static uint64_t patience_of(uint8_t ack_timeout, uint8_t retry_count)
 
 static void try_option(int fd, int level, int name, int value)
 {
-    if (setsockopt(fd, level, name, &value, sizeof(value))) {
+    if (sw_system->setsockopt(fd, level, name, &value, sizeof(value))) {
         /* Without the option, unacknowledged data is still noticed. */
     }
 }
@@ -102,9 +98,9 @@ static int is_silent(struct sw_silence *silence, uint64_t time, uint64_t *since)
     socklen_t size = sizeof(info);
     int unacknowledged;
 
-    if (!ioctl(stream->fd, SIOCOUTQ, &unacknowledged) && !unacknowledged)
+    if (!sw_system->unacknowledged(stream->fd, &unacknowledged) && !unacknowledged)
         silence->quiet = stream->carried;
-    if (getsockopt(stream->fd, IPPROTO_TCP, TCP_INFO, &info, &size))
+    if (sw_system->getsockopt(stream->fd, IPPROTO_TCP, TCP_INFO, &info, &size))
         return 0;
     *since = time - info.tcpi_last_ack_recv;
     return info.tcpi_retransmits || info.tcpi_probes;
@@ -131,11 +127,11 @@ static void look_at(struct sw_silence *silence, uint64_t time)
 
 static void look(struct sw_timer *timer)
 {
-    uint64_t time = now();
+    uint64_t time = sw_system->now() / 1000000;
     int is_due = 0;
 
     /* A broken stream leaves the list. */
-    for (struct sw_silence *each = silences, *next; each; each = next) {
+    for (struct sw_silence *each = silences.first, *next; each; each = next) {
         next = each->next;
         if (!each->pair->stream)
             continue;
@@ -149,8 +145,8 @@ static void look(struct sw_timer *timer)
 
 static void look_soon(void)
 {
-    next_look.expired = look;
-    if (!next_look.deadline && sw_call_later(&next_look, LOOK_MILLISECONDS)) {
+    silences.look.expired = look;
+    if (!silences.look.deadline && sw_call_later(&silences.look, LOOK_MILLISECONDS)) {
         /* This cannot fail: the engine runs as long as there is a connection. */
     }
 }
@@ -159,18 +155,18 @@ void sw_look_for_silence(struct sw_silence *silence, struct sw_queue_pair *pair,
                          uint8_t ack_timeout, uint8_t retry_count)
 {
     *silence = (struct sw_silence){
-        .next = silences,
+        .next = silences.first,
         .pair = pair,
         .patience = patience_of(ack_timeout, retry_count),
     };
-    silences = silence;
+    silences.first = silence;
     pair->works = look_soon;
     look_soon();
 }
 
 void sw_stop_looking(struct sw_silence *silence)
 {
-    struct sw_silence **link = &silences;
+    struct sw_silence **link = &silences.first;
 
     while (*link && *link != silence)
         link = &(*link)->next;
@@ -182,6 +178,6 @@ void sw_stop_looking(struct sw_silence *silence)
 
 void sw_silence_forked(void)
 {
-    next_look.deadline = 0;
-    silences = NULL;
+    silences.look.deadline = 0;
+    silences.first = NULL;
 }

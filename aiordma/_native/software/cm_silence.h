@@ -19,5 +19,6 @@ void sw_look_for_silence(struct sw_silence *silence, struct sw_queue_pair *pair,
 /* Stop checking, before either of them is freed. Do nothing if it was not started. */
 void sw_stop_looking(struct sw_silence *silence);
 void sw_silence_forked(void);
+extern const struct sw_state sw_silence_state;
 
 #endif

@@ -45,7 +45,7 @@ void sw_close_connection(struct sw_connection *connection)
     if (connection->fd < 0)
         return;
     sw_progress_unwatch(&connection->member);
-    close(connection->fd);
+    sw_system->close(connection->fd);
     connection->fd = -1;
     sw_device.counts.sockets--;
 }
@@ -55,7 +55,7 @@ void sw_reset_connection(struct sw_connection *connection)
     struct linger hard = {.l_onoff = 1};
 
     if (connection->fd >= 0 &&
-        setsockopt(connection->fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard))) {
+        sw_system->setsockopt(connection->fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard))) {
         /* The connection then ends without a reset. */
     }
     sw_close_connection(connection);
@@ -64,7 +64,7 @@ void sw_reset_connection(struct sw_connection *connection)
 /* Set an option that a socket works without. */
 static void try_option(int fd, int level, int name, int value)
 {
-    if (setsockopt(fd, level, name, &value, sizeof(value))) {
+    if (sw_system->setsockopt(fd, level, name, &value, sizeof(value))) {
         /* The system does not support it. */
     }
 }
@@ -81,18 +81,19 @@ void sw_set_type_of_service(const struct sw_identifier *identifier, int fd)
 static int open_socket(struct sw_identifier *identifier, int family)
 {
     struct sw_connection *connection = identifier->connection;
-    int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP);
+    int fd = sw_system->socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP);
 
     if (fd < 0)
         return errno;
     int on = 1, alone = identifier->ipv6_only, error = 0;
     /* A port is free again at once. sw_check_port decides whether identifiers may share one. */
-    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) ||
-        (family == AF_INET6 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &alone, sizeof(alone))))
+    if (sw_system->setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
+        sw_system->setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) ||
+        (family == AF_INET6 &&
+         sw_system->setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &alone, sizeof(alone))))
         error = errno;
     if (error) {
-        close(fd);
+        sw_system->close(fd);
         return error;
     }
     sw_set_type_of_service(identifier, fd);
@@ -147,10 +148,11 @@ int sw_stream_bind(struct sw_identifier *identifier)
     if (error)
         return error;
     int fd = identifier->connection->fd;
-    if (bind(fd, address, sw_address_length(address)))
+    if (sw_system->bind(fd, address, sw_address_length(address)))
         error = errno;
     if (!error)
-        error = sw_get_socket_address(fd, getsockname, &identifier->ibv.route.addr.src_storage);
+        error = sw_get_socket_address(fd, sw_system->getsockname,
+                                      &identifier->ibv.route.addr.src_storage);
     if (error)
         sw_close_connection(identifier->connection);
     return error;
@@ -170,8 +172,9 @@ int sw_read_handshake(struct sw_connection *connection, int is_reply)
                        ? EPROTO
                        : 0;
         }
-        ssize_t got = recv(connection->fd, connection->frame + connection->arrived,
-                           sizeof(connection->frame) - connection->arrived, MSG_DONTWAIT);
+        ssize_t got =
+            sw_system->recv(connection->fd, connection->frame + connection->arrived,
+                            sizeof(connection->frame) - connection->arrived, MSG_DONTWAIT);
         if (!got)
             return ECONNRESET;
         if (got < 0 && errno == EINTR)
@@ -192,7 +195,7 @@ int sw_write_handshake(struct sw_connection *connection, const struct sw_mpa *fr
 
     if (!size)
         return EINVAL;
-    ssize_t sent = send(connection->fd, bytes, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+    ssize_t sent = sw_system->send(connection->fd, bytes, size, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0)
         return errno == ENOTCONN ? EAGAIN : errno;
     sw_sent_bytes(connection->fd, bytes, sent);
@@ -486,8 +489,8 @@ static int go_on(struct sw_identifier *identifier)
     struct sw_connection *connection = identifier->connection;
     uint32_t events = EPOLLOUT;
 
-    int error =
-        sw_get_socket_address(connection->fd, getsockname, &identifier->ibv.route.addr.src_storage);
+    int error = sw_get_socket_address(connection->fd, sw_system->getsockname,
+                                      &identifier->ibv.route.addr.src_storage);
     if (!error && is_myself(identifier))
         error = ECONNREFUSED;
     if (!error)
@@ -514,7 +517,7 @@ static int start_connecting(struct sw_identifier *identifier)
         sw_set_type_of_service(identifier, connection->fd);
     if (error)
         return error;
-    if (connect(connection->fd, peer, sw_address_length(peer)) && errno != EINPROGRESS)
+    if (sw_system->connect(connection->fd, peer, sw_address_length(peer)) && errno != EINPROGRESS)
         error = errno;
     connection->watch.ready = connected;
     identifier->timer.expired = sw_took_too_long;

@@ -151,22 +151,13 @@ static void set_count(struct sw_queue *queue, uint32_t count)
     __atomic_store_n(&queue->count, count, __ATOMIC_RELEASE);
 }
 
-/* The clock of the timestamps: nanoseconds of CLOCK_MONOTONIC. */
-static uint64_t read_clock(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
 static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *values)
 {
     if (!context || !values)
         return EINVAL;
     values->comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;
     values->raw_clock.tv_sec = 0;
-    values->raw_clock.tv_nsec = (int64_t)read_clock();
+    values->raw_clock.tv_nsec = (int64_t)sw_system->now();
     return 0;
 }
 
@@ -360,7 +351,7 @@ static void deliver(struct sw_queue *queue, const struct ibv_wc *completion, int
     uint32_t place = (queue->head + queue->count) % queue->size;
     queue->ring[place] = *completion;
     if (queue->times)
-        queue->times[place] = read_clock();
+        queue->times[place] = sw_system->now();
     set_count(queue, queue->count + 1);
     sw_device.completions++;
     wake(queue, solicited || completion->status != IBV_WC_SUCCESS);

@@ -162,7 +162,7 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
     if (error) {
         if (stream)
             sw_stream_discard(stream);
-        close(fd);
+        sw_system->close(fd);
         return error;
     }
     sw_device.counts.sockets++;

@@ -181,7 +181,7 @@ static struct sw_context *new_context(void)
     int error = fd < 0 ? errno : sw_watch_gids();
     if (error) {
         if (fd >= 0)
-            close(fd);
+            sw_system->close(fd);
         free(context);
         errno = error;
         return NULL;
@@ -194,8 +194,8 @@ static struct sw_context *new_context(void)
     context->verbs.context.async_fd = fd;
     context->verbs.context.num_comp_vectors = SW_COMPLETION_VECTORS;
     pthread_mutex_init(&context->verbs.context.mutex, NULL);
-    context->next = sw_device.contexts;
-    sw_device.contexts = context;
+    context->next = sw_device.own.contexts;
+    sw_device.own.contexts = context;
     sw_device.counts.contexts++;
     return context;
 }
@@ -216,10 +216,10 @@ static int close_device(struct ibv_context *public)
 {
     if (!public)
         return EINVAL;
-    struct sw_context *context = sw_context_of(public), **link = &sw_device.contexts;
+    struct sw_context *context = sw_context_of(public), **link = &sw_device.own.contexts;
     sw_lock();
     /* The connection manager's context is shared. */
-    if (context->objects || context == sw_device.manager) {
+    if (context->objects || context == sw_device.own.manager) {
         sw_unlock();
         return EBUSY;
     }
@@ -227,7 +227,7 @@ static int close_device(struct ibv_context *public)
         link = &(*link)->next;
     *link = context->next;
     sw_device.counts.contexts--;
-    close(public->async_fd);
+    sw_system->close(public->async_fd);
     sw_unlock();
     pthread_mutex_destroy(&public->mutex);
     free(context);
@@ -236,9 +236,9 @@ static int close_device(struct ibv_context *public)
 
 struct sw_context *sw_manager_context(void)
 {
-    if (!sw_device.manager)
-        sw_device.manager = new_context();
-    return sw_device.manager;
+    if (!sw_device.own.manager)
+        sw_device.own.manager = new_context();
+    return sw_device.own.manager;
 }
 
 static struct ibv_context **get_devices(int *count)

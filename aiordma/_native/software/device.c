@@ -18,6 +18,8 @@ struct sw_device sw_device = {
     .memory = {.most_held = SW_MOST_HELD},
 };
 
+const struct sw_state sw_device_state = {&sw_device.own, sizeof(sw_device.own)};
+
 /*
  * A mutex is given to the first thread that requests it, and a thread that requests it again at
  * once is faster than a thread that has to wake up. So the engine would keep it for ever. Instead,
@@ -73,6 +75,10 @@ static void keep_from_cancelling(void)
 
 void sw_lock(void)
 {
+    if (sw_system->is_simulated) { /* its one thread has the device: no other may use it */
+        turns.work = 0;
+        return;
+    }
     if (pthread_mutex_trylock(&sw_device.lock)) {
         __atomic_add_fetch(&turns.waiting, 1, __ATOMIC_RELAXED);
         pthread_mutex_lock(&sw_device.lock);
@@ -84,6 +90,8 @@ void sw_lock(void)
 
 void sw_unlock(void)
 {
+    if (sw_system->is_simulated)
+        return;
     int wakes_engine = is_returned(), cancel_state = turns.cancel_state;
 
     pthread_mutex_unlock(&sw_device.lock);
@@ -122,6 +130,8 @@ void sw_lock_engine(void)
 
 void sw_give_way(void)
 {
+    if (sw_system->is_simulated)
+        return;
     turns.owed = waiting();
     turns.gives_way = turns.owed != 0;
     while (turns.gives_way)
@@ -155,19 +165,13 @@ void sw_lock_forked(void)
 
 static void fill_pool(void)
 {
-    char *to = (char *)random_pool.numbers;
-    size_t size = sizeof(random_pool.numbers);
-
-    while (size) {
-        ssize_t got = getrandom(to, size, 0);
-        if (got < 0 && errno != EINTR)
-            abort(); /* otherwise keys would be predictable */
-        if (got > 0) {
-            to += got;
-            size -= (size_t)got;
-        }
-    }
+    sw_system->random(random_pool.numbers, sizeof(random_pool.numbers));
     random_pool.left = sizeof(random_pool.numbers) / sizeof(*random_pool.numbers);
+}
+
+void sw_forget_random(void)
+{
+    random_pool.left = 0;
 }
 
 uint32_t sw_random(void)

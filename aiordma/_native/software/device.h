@@ -27,7 +27,9 @@
 #include "../provider.h"
 
 #include "../declarations/software.h"
+#include "../declarations/simulation.h"
 #include "limits.h"
+#include "system.h"
 
 #define SW_CONTAINER(pointer, type, member) \
     ((type *)(void *)((char *)(pointer) - offsetof(type, member)))
@@ -36,14 +38,26 @@ struct sw_device {
     struct ibv_device ibv;
     pthread_mutex_t lock;
     pthread_cond_t changed; /* signaled by every acknowledgement: see sw_wait and sw_changed */
-    struct aiordma_software_counts counts;
     struct aiordma_software_memory memory;
-    uint64_t completions, reads;     /* counts: completions made, and reads of streams */
-    struct sw_context *contexts;     /* all open contexts */
-    struct sw_context *manager;      /* the connection manager's, once it is open */
     struct verbs_context operations; /* the operations of a new context (table.c) */
+    struct sw_own {
+        struct sw_context *contexts; /* all open contexts */
+        struct sw_context *manager;  /* the connection manager's, once it is open */
+    } own;
+    uint64_t completions, reads; /* counts: completions made, and reads of streams */
+    struct aiordma_software_counts counts;
 };
 extern struct sw_device sw_device;
+
+/*
+ * What a simulated host has for itself: variables of the device's modules, which are exchanged when
+ * another host runs (simulation.c). All of them begin as zeros.
+ */
+struct sw_state {
+    void *at;
+    size_t size;
+};
+extern const struct sw_state sw_device_state;
 
 void sw_lock(void);
 void sw_unlock(void);
@@ -79,5 +93,6 @@ void sw_lock_forked(void);
 
 /* A random number of the system's, for keys and for numbers that peers must not predict. */
 uint32_t sw_random(void);
+void sw_forget_random(void); /* the next ones are read anew */
 
 #endif

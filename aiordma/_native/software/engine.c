@@ -28,31 +28,22 @@ struct slot {
 
 static struct {
     int runs;
-    int epoll, bell; /* bell: an eventfd that wakes the thread */
-    pthread_t thread;
+    int epoll, bell;    /* bell: an eventfd that wakes the thread */
     struct slot *slots; /* slot 0 belongs to the bell */
     uint32_t slot_count, first_free;
     struct sw_timers timers;
-    uint64_t next_deadline; /* of the timers; atomic: the thread sleeps again without the lock */
-    uint64_t sleeps_until;  /* 0: it is awake; atomic */
+    int is_turning; /* in sw_engine_turn */
 } engine;
 
-static uint64_t now(void)
-{
-    struct timespec time;
+const struct sw_state sw_engine_state = {&engine, sizeof(engine)};
 
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
-
-static void ring(void)
-{
-    uint64_t one = 1;
-
-    if (write(engine.bell, &one, sizeof(one)) < 0) {
-        /* This fails only if the counter is full, and then the thread wakes as well. */
-    }
-}
+/* What the thread uses without the lock. */
+static struct {
+    pthread_t id;
+    int epoll;
+    uint64_t next_deadline; /* of the timers; atomic: the thread sleeps again without the lock */
+    uint64_t sleeps_until;  /* 0: it is awake; atomic */
+} thread;
 
 /* The watch of an event; NULL: it has been removed, or it is the bell. */
 static struct sw_watch *watch_of(const struct epoll_event *event)
@@ -65,13 +56,10 @@ static struct sw_watch *watch_of(const struct epoll_event *event)
 static void serve(const struct epoll_event *event)
 {
     struct sw_watch *watch = watch_of(event);
-    uint64_t count;
 
     sw_add_work(SW_FRAME_WORK);
     if (!(uint32_t)event->data.u64) {
-        if (read(engine.bell, &count, sizeof(count)) < 0) {
-            /* An earlier read has taken this ring's count, too. */
-        }
+        sw_system->quiet(engine.bell);
         return;
     }
     if (watch)
@@ -85,7 +73,7 @@ void sw_serve(int epoll)
 
     /* Serve all events that epoll_wait returned, or it would return the same ones again. */
     do {
-        count = epoll_wait(epoll, events, PART_OF_TURN, 0);
+        count = sw_system->epoll_wait(epoll, events, PART_OF_TURN, 0);
         for (int last = 0; last < 2; last++)
             for (int i = 0; i < count; i++) {
                 const struct sw_watch *watch = watch_of(&events[i]);
@@ -98,15 +86,14 @@ void sw_serve(int epoll)
 /* Publish the deadline of the first timer. */
 static void publish_deadline(void)
 {
-    uint64_t next = engine.timers.first ? engine.timers.first->deadline : UINT64_MAX;
-
-    __atomic_store_n(&engine.next_deadline, next, __ATOMIC_SEQ_CST);
+    if (!sw_system->is_simulated)
+        __atomic_store_n(&thread.next_deadline, sw_engine_deadline(), __ATOMIC_SEQ_CST);
 }
 
 static void expire(void)
 {
     /* Timers that are set here wait for the next round, so that sockets are served first. */
-    uint64_t time = now();
+    uint64_t time = sw_system->now();
     for (;;) {
         sw_give_way();
         struct sw_timer *timer = engine.timers.first;
@@ -123,7 +110,7 @@ static int patience(uint64_t deadline)
 {
     if (deadline == UINT64_MAX)
         return -1;
-    uint64_t time = now();
+    uint64_t time = sw_system->now();
     if (deadline <= time)
         return 0;
     uint64_t left = (deadline - time + 999999) / 1000000;
@@ -139,16 +126,16 @@ static int await_work(struct epoll_event *events)
     int count = 0;
 
     while (!count) {
-        uint64_t deadline = __atomic_load_n(&engine.next_deadline, __ATOMIC_SEQ_CST);
-        __atomic_store_n(&engine.sleeps_until, deadline, __ATOMIC_SEQ_CST);
+        uint64_t deadline = __atomic_load_n(&thread.next_deadline, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&thread.sleeps_until, deadline, __ATOMIC_SEQ_CST);
         /* A timer that was set before does not ring the bell. One that is set later does. */
-        if (__atomic_load_n(&engine.next_deadline, __ATOMIC_SEQ_CST) < deadline)
+        if (__atomic_load_n(&thread.next_deadline, __ATOMIC_SEQ_CST) < deadline)
             continue;
-        count = epoll_wait(engine.epoll, events, BATCH, patience(deadline));
-        if (now() >= __atomic_load_n(&engine.next_deadline, __ATOMIC_SEQ_CST))
+        count = sw_system->epoll_wait(thread.epoll, events, BATCH, patience(deadline));
+        if (sw_system->now() >= __atomic_load_n(&thread.next_deadline, __ATOMIC_SEQ_CST))
             break;
     }
-    __atomic_store_n(&engine.sleeps_until, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&thread.sleeps_until, 0, __ATOMIC_SEQ_CST);
     return count;
 }
 
@@ -173,6 +160,28 @@ static void *run(void *unused)
         expire();
     }
     return NULL;
+}
+
+int sw_engine_turn(void)
+{
+    struct epoll_event events[BATCH];
+
+    if (!engine.runs)
+        return -1;
+    engine.is_turning = 1;
+    int count = sw_system->epoll_wait(engine.epoll, events, BATCH, 0);
+    for (int i = 0; i < count; i++) {
+        sw_begin_turn();
+        serve(&events[i]);
+    }
+    expire();
+    engine.is_turning = 0;
+    return engine.epoll;
+}
+
+uint64_t sw_engine_deadline(void)
+{
+    return engine.timers.first ? engine.timers.first->deadline : UINT64_MAX;
 }
 
 static int grow(void)
@@ -200,6 +209,7 @@ static int spawn(void)
     sigset_t all, before;
     pthread_attr_t attributes;
 
+    thread.epoll = engine.epoll;
     /* Signals are for the program's own threads. */
     sigfillset(&all);
     int error = pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -209,7 +219,7 @@ static int spawn(void)
     if (!error) {
         error = pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
         if (!error)
-            error = pthread_create(&engine.thread, &attributes, run, NULL);
+            error = pthread_create(&thread.id, &attributes, run, NULL);
         pthread_attr_destroy(&attributes);
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -225,20 +235,20 @@ static int start(void)
         return 0;
     if (!engine.slot_count && grow())
         return ENOMEM;
-    engine.epoll = epoll_create1(EPOLL_CLOEXEC);
+    engine.epoll = sw_system->epoll_create1(EPOLL_CLOEXEC);
     if (engine.epoll < 0)
         return errno;
-    engine.bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    engine.bell = sw_system->eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (engine.bell < 0)
         error = errno;
-    else if (epoll_ctl(engine.epoll, EPOLL_CTL_ADD, engine.bell, &event))
+    else if (sw_system->epoll_ctl(engine.epoll, EPOLL_CTL_ADD, engine.bell, &event))
         error = errno;
-    if (!error)
+    if (!error && !sw_system->is_simulated)
         error = spawn();
     if (error) {
         if (engine.bell >= 0)
-            close(engine.bell);
-        close(engine.epoll);
+            sw_system->close(engine.bell);
+        sw_system->close(engine.epoll);
         return error;
     }
     engine.runs = 1;
@@ -250,13 +260,14 @@ void sw_engine_forked(void)
 {
     for (uint32_t i = 0; i < engine.slot_count; i++)
         if (engine.slots[i].watch)
-            close(engine.slots[i].watch->fd);
+            sw_system->close(engine.slots[i].watch->fd);
     if (engine.runs) {
-        close(engine.epoll);
-        close(engine.bell);
+        sw_system->close(engine.epoll);
+        sw_system->close(engine.bell);
     }
     free(engine.slots);
     memset(&engine, 0, sizeof(engine));
+    memset(&thread, 0, sizeof(thread));
 }
 
 static struct epoll_event event_of(const struct sw_watch *watch)
@@ -269,7 +280,9 @@ static struct epoll_event event_of(const struct sw_watch *watch)
 
 int sw_is_engine(void)
 {
-    return engine.runs && pthread_equal(engine.thread, pthread_self());
+    if (sw_system->is_simulated)
+        return engine.is_turning;
+    return engine.runs && pthread_equal(thread.id, pthread_self());
 }
 
 int sw_watch_in(int epoll, struct sw_watch *watch, int fd, uint32_t events)
@@ -286,7 +299,7 @@ int sw_watch_in(int epoll, struct sw_watch *watch, int fd, uint32_t events)
     watch->slot = slot;
     watch->epoll = epoll < 0 ? engine.epoll : epoll;
     struct epoll_event event = event_of(watch);
-    if (events && epoll_ctl(watch->epoll, EPOLL_CTL_ADD, fd, &event)) {
+    if (events && sw_system->epoll_ctl(watch->epoll, EPOLL_CTL_ADD, fd, &event)) {
         watch->slot = 0;
         return errno;
     }
@@ -308,7 +321,8 @@ int sw_rewatch(struct sw_watch *watch, uint32_t events)
     int operation = !events ? EPOLL_CTL_DEL : watch->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
     watch->events = events;
     struct epoll_event event = event_of(watch);
-    if (!epoll_ctl(watch->epoll, operation, watch->fd, &event) || operation != EPOLL_CTL_ADD)
+    if (!sw_system->epoll_ctl(watch->epoll, operation, watch->fd, &event) ||
+        operation != EPOLL_CTL_ADD)
         return 0;
     watch->events = 0;
     return errno;
@@ -320,7 +334,7 @@ void sw_mute(struct sw_watch *watch, int is_muted)
 
     if (is_muted)
         event.events = 0;
-    if (epoll_ctl(watch->epoll, EPOLL_CTL_MOD, watch->fd, &event)) {
+    if (sw_system->epoll_ctl(watch->epoll, EPOLL_CTL_MOD, watch->fd, &event)) {
         /* This cannot fail: the descriptor is in that epoll. */
     }
 }
@@ -334,9 +348,9 @@ int sw_move(struct sw_watch *watch, int epoll)
     if (epoll == watch->epoll)
         return 0;
     /* Add it before removing it, so that a failure changes nothing. */
-    if (watch->events && epoll_ctl(epoll, EPOLL_CTL_ADD, watch->fd, &event))
+    if (watch->events && sw_system->epoll_ctl(epoll, EPOLL_CTL_ADD, watch->fd, &event))
         return errno;
-    if (watch->events && epoll_ctl(watch->epoll, EPOLL_CTL_DEL, watch->fd, NULL)) {
+    if (watch->events && sw_system->epoll_ctl(watch->epoll, EPOLL_CTL_DEL, watch->fd, NULL)) {
         /* This cannot fail: the descriptor is in that epoll. */
     }
     watch->epoll = epoll;
@@ -350,7 +364,7 @@ void sw_unwatch(struct sw_watch *watch)
     if (!slot)
         return;
     if (watch->events)
-        epoll_ctl(watch->epoll, EPOLL_CTL_DEL, watch->fd, NULL);
+        sw_system->epoll_ctl(watch->epoll, EPOLL_CTL_DEL, watch->fd, NULL);
     engine.slots[slot].watch = NULL;
     engine.slots[slot].generation++;
     engine.slots[slot].next_free = engine.first_free;
@@ -368,7 +382,7 @@ void sw_cancel(struct sw_timer *timer)
 
 int sw_is_due(const struct sw_timer *timer, uint32_t microseconds)
 {
-    return timer->deadline && timer->deadline <= now() + (uint64_t)microseconds * 1000u;
+    return timer->deadline && timer->deadline <= sw_system->now() + (uint64_t)microseconds * 1000u;
 }
 
 int sw_call_later(struct sw_timer *timer, uint32_t milliseconds)
@@ -377,10 +391,11 @@ int sw_call_later(struct sw_timer *timer, uint32_t milliseconds)
     int error = start();
     if (error)
         return error;
-    timer->deadline = now() + (uint64_t)milliseconds * 1000000u;
+    timer->deadline = sw_system->now() + (uint64_t)milliseconds * 1000000u;
     sw_timers_add(&engine.timers, timer);
     publish_deadline();
-    if (__atomic_load_n(&engine.sleeps_until, __ATOMIC_SEQ_CST) > timer->deadline)
-        ring();
+    if (!sw_system->is_simulated &&
+        __atomic_load_n(&thread.sleeps_until, __ATOMIC_SEQ_CST) > timer->deadline)
+        sw_system->ring(engine.bell);
     return 0;
 }

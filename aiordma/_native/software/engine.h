@@ -37,6 +37,13 @@ void sw_unwatch(struct sw_watch *watch);
 int sw_move(struct sw_watch *watch, int epoll);
 /* Serve the ready descriptors of such an epoll. */
 void sw_serve(int epoll);
+/*
+ * In a simulation, which has no thread: serve what is ready, and the timers that are due. Returns
+ * the engine's epoll; -1: it has not begun. sw_engine_deadline: of the next timer; UINT64_MAX: none.
+ */
+int sw_engine_turn(void);
+uint64_t sw_engine_deadline(void);
+extern const struct sw_state sw_engine_state;
 /* Whether the engine's thread makes this call, and not the program. */
 int sw_is_engine(void);
 

@@ -21,40 +21,27 @@
 int sw_new_signal(void)
 {
     /* Blocking at first, as the kernel's descriptors are. */
-    return eventfd(0, EFD_CLOEXEC);
+    return sw_system->eventfd(0, EFD_CLOEXEC);
 }
 
 void sw_signal(int fd)
 {
-    uint64_t one = 1;
-
-    if (write(fd, &one, sizeof(one)) < 0) {
-        /* This fails only if the counter is full, and then the descriptor is readable as well. */
-    }
+    sw_system->ring(fd);
 }
 
 void sw_quiet(int fd)
 {
-    uint64_t count;
-    struct iovec to = {&count, sizeof(count)};
-
-    /* The descriptor is readable, unless the program has read it itself: do not block then. */
-    if (preadv2(fd, &to, 1, -1, RWF_NOWAIT) < 0 && errno != EAGAIN) {
-        struct pollfd wanted = {.fd = fd, .events = POLLIN}; /* for kernels before 5.8 */
-        if (poll(&wanted, 1, 0) == 1 && read(fd, &count, sizeof(count)) < 0) {
-            /* Another thread has read it. */
-        }
-    }
+    sw_system->quiet(fd);
 }
 
 /* 0 if the descriptor blocks, EAGAIN if it does not. */
 static int check_blocking(int fd)
 {
-    int flags = fcntl(fd, F_GETFL);
+    int blocks = sw_system->blocks(fd);
 
-    if (flags < 0)
+    if (blocks < 0)
         return errno;
-    return flags & O_NONBLOCK ? EAGAIN : 0;
+    return blocks ? 0 : EAGAIN;
 }
 
 int sw_await_signal(int fd)
@@ -65,7 +52,7 @@ int sw_await_signal(int fd)
     if (error)
         return error;
     sw_unlock();
-    error = poll(&wanted, 1, -1) < 0 ? errno : 0;
+    error = sw_system->poll(&wanted, 1, -1) < 0 ? errno : 0;
     sw_lock();
     return error;
 }
@@ -80,15 +67,15 @@ int sw_open_notifier(struct sw_notifier *notifier)
     notifier->signal = sw_new_signal();
     if (notifier->signal < 0)
         return errno;
-    notifier->fd = epoll_create1(EPOLL_CLOEXEC);
+    notifier->fd = sw_system->epoll_create1(EPOLL_CLOEXEC);
     if (notifier->fd < 0)
         error = errno;
-    else if (epoll_ctl(notifier->fd, EPOLL_CTL_ADD, notifier->signal, &event))
+    else if (sw_system->epoll_ctl(notifier->fd, EPOLL_CTL_ADD, notifier->signal, &event))
         error = errno;
     if (error) {
         if (notifier->fd >= 0)
-            close(notifier->fd);
-        close(notifier->signal);
+            sw_system->close(notifier->fd);
+        sw_system->close(notifier->signal);
         return error;
     }
     sw_progress_begin(&notifier->progress, notifier->fd);
@@ -98,8 +85,8 @@ int sw_open_notifier(struct sw_notifier *notifier)
 void sw_close_notifier(struct sw_notifier *notifier)
 {
     sw_progress_end(&notifier->progress);
-    close(notifier->fd);
-    close(notifier->signal);
+    sw_system->close(notifier->fd);
+    sw_system->close(notifier->signal);
 }
 
 void sw_notify(struct sw_notifier *notifier, int has_events)
@@ -190,7 +177,7 @@ void sw_raise_port(enum ibv_event_type type)
 {
     struct ibv_async_event event = {.element.port_num = 1, .event_type = type};
 
-    for (struct sw_context *context = sw_device.contexts; context; context = context->next)
+    for (struct sw_context *context = sw_device.own.contexts; context; context = context->next)
         sw_raise(&context->verbs.context, &context->port, &event);
 }
 

@@ -29,6 +29,8 @@ static struct {
     struct sw_watch watch; /* of the kernel's notifications */
 } gids;
 
+const struct sw_state sw_gids_state = {&gids, sizeof(gids)};
+
 static void map_ipv4(const void *address, union ibv_gid *gid)
 {
     memset(gid, 0, sizeof(*gid));
@@ -84,7 +86,7 @@ static int refresh_gids(void)
     struct ifaddrs *addresses, *at;
     union ibv_gid gid;
 
-    if (getifaddrs(&addresses))
+    if (sw_system->getifaddrs(&addresses))
         return errno;
     for (int i = 0; i < SW_MOST_GIDS; i++)
         gids.entries[i].is_seen = gids.entries[i].is_routed;
@@ -97,7 +99,7 @@ static int refresh_gids(void)
             sw_gid_of(at->ifa_addr, &gid);
             int is_known = find_gid(&gid) >= 0;
             if (pass || is_known)
-                (void)see_gid(&gid, if_nametoindex(at->ifa_name));
+                (void)see_gid(&gid, sw_system->if_nametoindex(at->ifa_name));
             gids.has_changed |= pass && !is_known && find_gid(&gid) >= 0;
         }
         for (int i = 0; i < SW_MOST_GIDS; i++) {
@@ -105,7 +107,7 @@ static int refresh_gids(void)
             gids.entries[i].is_used = gids.entries[i].is_seen;
         }
     }
-    freeifaddrs(addresses);
+    sw_system->freeifaddrs(addresses);
     if (gids.is_stale)
         raise_change(); /* the notification of it was read before */
     return 0;
@@ -117,7 +119,7 @@ static void read_news(void)
     int count = 0;
 
     /* The contents of a message do not matter, nor do lost messages: the table is compared. */
-    while (recv(gids.watch.fd, message, sizeof(message), 0) >= 0 || errno == ENOBUFS)
+    while (sw_system->recv(gids.watch.fd, message, sizeof(message), 0) >= 0 || errno == ENOBUFS)
         count++;
     if (!count)
         return;
@@ -160,16 +162,16 @@ int sw_watch_gids(void)
 
     if (gids.watch.slot)
         return 0;
-    int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, NETLINK_ROUTE);
+    int fd = sw_system->socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, NETLINK_ROUTE);
     if (fd < 0)
         return is_shortage(errno) ? errno : 0;
     gids.watch.ready = news;
-    if (bind(fd, (struct sockaddr *)&groups, sizeof(groups)))
+    if (sw_system->bind(fd, (struct sockaddr *)&groups, sizeof(groups)))
         error = errno;
     if (!error)
         error = sw_watch(&gids.watch, fd, EPOLLIN);
     if (error) {
-        close(fd);
+        sw_system->close(fd);
         return is_shortage(error) ? error : 0;
     }
     gids.is_stale = 0;
@@ -216,15 +218,15 @@ static int is_routed(const union ibv_gid *gid)
     ask.attribute.rta_len = (unsigned short)RTA_LENGTH(length);
     memcpy(ask.address, gid->raw + sizeof(gid->raw) - length, length);
     ask.header.nlmsg_len = (uint32_t)NLMSG_LENGTH(sizeof(ask.route)) + ask.attribute.rta_len;
-    int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
+    int fd = sw_system->socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
     if (fd < 0)
         return 0;
     /* The kernel has answered when send returns. */
-    int is_local = send(fd, &ask, ask.header.nlmsg_len, 0) >= 0 &&
-                   recv(fd, &answer, sizeof(answer), MSG_DONTWAIT) >=
+    int is_local = sw_system->send(fd, &ask, ask.header.nlmsg_len, 0) >= 0 &&
+                   sw_system->recv(fd, &answer, sizeof(answer), MSG_DONTWAIT) >=
                        (ssize_t)NLMSG_LENGTH(sizeof(answer.route)) &&
                    answer.header.nlmsg_type == RTM_NEWROUTE && answer.route.rtm_type == RTN_LOCAL;
-    close(fd);
+    sw_system->close(fd);
     return is_local;
 }
 
@@ -250,7 +252,7 @@ int sw_gid_index(const union ibv_gid *gid)
     for (int i = 0; i < SW_MOST_GIDS; i++)
         routed += gids.entries[i].is_routed;
     /* The entry stays: a program may use its index. The interfaces' addresses have the other half. */
-    index = routed < SW_MOST_GIDS / 2 ? see_gid(gid, if_nametoindex("lo")) : -1;
+    index = routed < SW_MOST_GIDS / 2 ? see_gid(gid, sw_system->if_nametoindex("lo")) : -1;
     if (index < 0)
         errno = ENOSPC;
     else

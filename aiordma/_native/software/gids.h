@@ -33,6 +33,7 @@ void sw_address_of(const union ibv_gid *gid, struct sockaddr_storage *address);
 int sw_watch_gids(void);
 /* In a fork's child: the engine has closed what was watched. */
 void sw_gids_forked(void);
+extern const struct sw_state sw_gids_state;
 
 void sw_fill_gids(struct aiordma_provider *table);
 

@@ -10,6 +10,8 @@
 
 struct sw_identifier *sw_identifiers;
 
+const struct sw_state sw_identifiers_state = {&sw_identifiers, sizeof(sw_identifiers)};
+
 static struct sw_event_channel *channel_of(struct rdma_event_channel *channel)
 {
     return (struct sw_event_channel *)channel;

@@ -135,6 +135,7 @@ void sw_cm_lend(const struct sw_identifier *identifier);
 void sw_drop_group_events(struct sw_identifier *identifier, const union ibv_gid *group);
 
 void sw_identifiers_forked(void); /* closes the sockets that the engine does not watch */
+extern const struct sw_state sw_identifiers_state;
 
 void sw_fill_identifier(struct aiordma_provider *table);
 

@@ -40,6 +40,8 @@ static struct {
     struct sw_key *free_regions, *free_windows;
 } keys;
 
+const struct sw_state sw_memory_state = {&keys, sizeof(keys)};
+
 /* The upper 24 bits identify a key. The low 8 bits are random, or set by a bind. */
 static uint32_t index_of(uint32_t key)
 {

@@ -83,6 +83,7 @@ int sw_bind(struct ibv_qp *queue_pair, struct ibv_mw *window, uint32_t new_key,
 void sw_unbind_all(struct ibv_qp *queue_pair);
 
 void sw_memory_forked(void);
+extern const struct sw_state sw_memory_state;
 
 void sw_fill_memory(struct aiordma_provider *table, struct verbs_context *operations);
 

@@ -24,13 +24,7 @@ enum { MOST_VAIN = 16 };
 
 static struct sw_progress *lent; /* those whose sockets are lent */
 
-static uint64_t now(void)
-{
-    struct timespec time;
-
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
+const struct sw_state sw_progress_state = {&lent, sizeof(lent)};
 
 /* -- held answers ------------------------------------------------------------------------------ */
 
@@ -105,7 +99,7 @@ static void show(struct sw_progress *progress, int is_shown)
     if (progress->outer < 0 || progress->is_shown == is_shown)
         return;
     progress->is_shown = is_shown;
-    if (epoll_ctl(progress->outer, EPOLL_CTL_MOD, progress->watch.fd, &event)) {
+    if (sw_system->epoll_ctl(progress->outer, EPOLL_CTL_MOD, progress->watch.fd, &event)) {
         /* This cannot fail: the descriptor is in that epoll. */
     }
 }
@@ -198,7 +192,7 @@ static void keep_pace(struct sw_progress *progress, uint32_t looks)
     progress->pace += looks;
     if (progress->pace < LOOKS || !progress->members)
         return;
-    uint64_t time = now();
+    uint64_t time = sw_system->now();
     int is_often = time - progress->pace_since < TICK_MILLISECONDS * 1000000u;
     progress->pace = 0;
     progress->pace_since = time;
@@ -334,7 +328,7 @@ int sw_wait_for(struct sw_wait *wait)
     }
     sw_unlock();
     pthread_cleanup_push(cancelled, wait);
-    error = poll(wanted, 1 + (nfds_t)wait->count, -1) < 0 ? errno : 0;
+    error = sw_system->poll(wanted, 1 + (nfds_t)wait->count, -1) < 0 ? errno : 0;
     pthread_cleanup_pop(0);
     sw_lock();
     wait->is_ready = wanted[0].revents != 0;
@@ -369,17 +363,17 @@ static void serve(struct sw_watch *watch, uint32_t events)
 static int open_epoll(struct sw_progress *progress)
 {
     struct epoll_event muted = {.events = 0};
-    int error = 0, fd = epoll_create1(EPOLL_CLOEXEC);
+    int error = 0, fd = sw_system->epoll_create1(EPOLL_CLOEXEC);
 
     if (fd < 0)
         return errno;
     progress->watch.ready = serve;
-    if (progress->outer >= 0 && epoll_ctl(progress->outer, EPOLL_CTL_ADD, fd, &muted))
+    if (progress->outer >= 0 && sw_system->epoll_ctl(progress->outer, EPOLL_CTL_ADD, fd, &muted))
         error = errno;
     if (!error)
         error = sw_watch(&progress->watch, fd, EPOLLIN);
     if (error)
-        close(fd);
+        sw_system->close(fd);
     return error;
 }
 
@@ -432,7 +426,7 @@ void sw_progress_end(struct sw_progress *progress)
         unlist(progress);
     sw_cancel(&progress->timer);
     sw_unwatch(&progress->watch);
-    close(progress->watch.fd);
+    sw_system->close(progress->watch.fd);
 }
 
 int sw_progress_watch(struct sw_progress *progress, struct sw_member *member, int fd,

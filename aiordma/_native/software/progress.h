@@ -103,5 +103,6 @@ void sw_hold(struct sw_progress *progress, struct sw_held *held);
 void sw_unhold(struct sw_held *held); /* does nothing if it is not held */
 
 void sw_progress_forked(void);
+extern const struct sw_state sw_progress_state;
 
 #endif

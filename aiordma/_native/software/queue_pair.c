@@ -8,10 +8,13 @@
 
 #include "../completion_opcodes.h"
 #include "faults.h"
+#include "ownership.h"
 
 enum { BUCKETS = 4096 };
 
 static struct sw_queue_pair *table[BUCKETS];
+
+const struct sw_state sw_queue_pairs_state = {&table, sizeof(table)};
 
 static struct sw_queue_pair **bucket_of(uint32_t qp_num)
 {
@@ -90,6 +93,14 @@ void sw_tell_if_drained(struct sw_queue_pair *pair)
     pair->attributes.en_sqd_async_notify = 0;
 }
 
+/* In a simulation: the program has the memory again. Was it the device's until now? */
+static void give_back(const struct sw_queue_pair *pair, const struct sw_send *send)
+{
+    if (send->status == IBV_WC_SUCCESS && send->sum &&
+        send->sum != sw_owned_sum(pair->ibv.pd, send->parts, send->part_count, send->length))
+        sw_system->changed(send->wr_id, pair->ibv.qp_num, send->length);
+}
+
 /* Complete sends in the order of the posts: a send that has ended waits for the earlier ones. */
 static void retire(struct sw_queue_pair *pair)
 {
@@ -97,6 +108,8 @@ static void retire(struct sw_queue_pair *pair)
         struct sw_send *send = &pair->sends[pair->oldest % pair->send_size];
         if (send->stage != SW_DONE)
             break;
+        if (sw_system->is_simulated)
+            give_back(pair, send);
         if (pair->next_send == pair->oldest)
             pair->next_send++;
         pair->oldest++;

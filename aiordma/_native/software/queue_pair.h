@@ -29,6 +29,7 @@ struct sw_send {
     uint32_t rkey;
     uint64_t compare_add, swap;
     uint32_t length; /* of all parts, or of inlined */
+    uint32_t sum;    /* in a simulation: of the memory, at the post */
     int part_count;
     struct ibv_sge *parts; /* max_send_sge of them */
     char *inlined;         /* max_inline_data bytes; in use if flags has IBV_SEND_INLINE */
@@ -145,5 +146,6 @@ void sw_end_sent(struct sw_queue_pair *pair, uint32_t before);
 void sw_tell_if_drained(struct sw_queue_pair *pair);
 
 void sw_queue_pairs_forked(void);
+extern const struct sw_state sw_queue_pairs_state;
 
 #endif

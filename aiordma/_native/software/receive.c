@@ -349,6 +349,26 @@ static void account(struct sw_stream *stream, uint32_t size)
     }
 }
 
+/*
+ * In a simulation, the last bytes of a WRITE can be in memory before the others: no standard orders
+ * them. A whole frame waits, and its last bytes are placed. Returns whether the others come later.
+ */
+static int place_last_bytes(struct sw_stream *stream)
+{
+    struct sw_receiving *receiving = &stream->receiving;
+    const struct sw_frame *frame = &receiving->frame;
+    uint32_t late = receiving->is_scrambled ? 0 : sw_system->late(frame->payload);
+    struct sw_memory to;
+
+    receiving->is_scrambled = late != 0;
+    if (!late || sw_reach_remote(&stream->pair->ibv, frame->stag, frame->offset + late,
+                                 frame->payload - late, IBV_ACCESS_REMOTE_WRITE, &to))
+        return 0;
+    if (sw_copy_to(to, sw_waiting_bytes(receiving->from) + late, frame->payload - late))
+        return 0;
+    return !sw_call_later(&stream->rest, 1);
+}
+
 /* Copy payload from the buffer to its place. 0, or -1: refused. */
 static int place(struct sw_stream *stream)
 {
@@ -696,6 +716,9 @@ static int go_on(struct sw_stream *stream)
     const char *payload = sw_waiting_bytes(receiving->from);
     uint32_t trailer = sw_padding(frame->header, frame->payload) + 4;
 
+    if (sw_system->is_simulated && frame->operation == SW_WRITE && !receiving->placed &&
+        sw_waiting_size(receiving->from) >= frame->payload && place_last_bytes(stream))
+        return 0;
     if (is_placed(frame->operation)) {
         if (place(stream))
             return -1;
@@ -876,9 +899,9 @@ static void enlarge_buffer(const struct sw_stream *stream)
 {
     int large = LARGE_BUFFER, any = 1;
 
-    if (setsockopt(stream->fd, SOL_SOCKET, SO_RCVLOWAT, &large, sizeof(large)))
+    if (sw_system->setsockopt(stream->fd, SOL_SOCKET, SO_RCVLOWAT, &large, sizeof(large)))
         return; /* the buffer keeps its size */
-    if (setsockopt(stream->fd, SOL_SOCKET, SO_RCVLOWAT, &any, sizeof(any))) {
+    if (sw_system->setsockopt(stream->fd, SOL_SOCKET, SO_RCVLOWAT, &any, sizeof(any))) {
         /* This cannot fail: the call before it has succeeded. */
     }
 }
@@ -904,7 +927,7 @@ static int end_of(const struct sw_stream *stream)
     int error = 0;
     socklen_t size = sizeof(error);
 
-    if (getsockopt(stream->fd, SOL_SOCKET, SO_ERROR, &error, &size))
+    if (sw_system->getsockopt(stream->fd, SOL_SOCKET, SO_ERROR, &error, &size))
         error = errno;
     if (error && error != EPIPE)
         return error;
@@ -941,7 +964,7 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
         int count = next_parts(stream, parts, &direct);
         if (count < 0)
             return;
-        ssize_t size = readv(stream->fd, parts, count);
+        ssize_t size = sw_system->readv(stream->fd, parts, count);
         if (size < 0 && errno == EINTR)
             continue;
         if (size < 0 && errno == EAGAIN)

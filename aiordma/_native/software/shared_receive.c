@@ -9,6 +9,7 @@
 
 #include "blocks.h"
 #include "faults.h"
+#include "ownership.h"
 
 /* -- rings of receives ------------------------------------------------------------------------ */
 
@@ -271,6 +272,8 @@ static int post_srq_recv(struct ibv_srq *queue, struct ibv_recv_wr *request,
                 error = sw_receives_add(&shared->receives, request);
             if (error)
                 break;
+            if (sw_system->is_simulated)
+                sw_poison_receive(queue->pd, request);
         }
         resume(shared);
         sw_unlock();

@@ -77,7 +77,7 @@ void sw_stream_release(struct sw_stream *stream)
 {
     sw_cancel(&stream->timer);
     sw_progress_unwatch(&stream->member);
-    close(stream->fd);
+    sw_system->close(stream->fd);
     sw_device.counts.sockets--;
     sw_stream_discard(stream);
 }
@@ -87,7 +87,7 @@ static void have_it_reset(const struct sw_stream *stream)
 {
     struct linger at_once = {.l_onoff = 1, .l_linger = 0};
 
-    if (setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once))) {
+    if (sw_system->setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once))) {
         /* The connection then ends without a reset. */
     }
 }
@@ -110,7 +110,8 @@ static void linger_expired(struct sw_timer *timer)
 static void say_last_word(struct sw_stream *stream)
 {
     while (stream->last_sent < stream->last_size) {
-        ssize_t sent = send(stream->fd, stream->last_word + stream->last_sent,
+        ssize_t sent =
+            sw_system->send(stream->fd, stream->last_word + stream->last_sent,
                             stream->last_size - stream->last_sent, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent < 0 && (errno == EAGAIN || errno == EINTR)) {
             (void)sw_rewatch(&stream->watch, EPOLLIN | EPOLLOUT);
@@ -123,7 +124,7 @@ static void say_last_word(struct sw_stream *stream)
     }
     stream->last_size = 0;
     if (!stream->is_reset)
-        shutdown(stream->fd, SHUT_WR);
+        sw_system->shutdown(stream->fd, SHUT_WR);
     (void)sw_rewatch(&stream->watch, EPOLLIN);
 }
 
@@ -136,7 +137,7 @@ static void lingering(struct sw_watch *watch, uint32_t events)
     if (events & EPOLLOUT && stream->last_size)
         say_last_word(stream);
     for (int i = 0; i < 64; i++) {
-        ssize_t size = recv(stream->fd, unread, sizeof(unread), MSG_DONTWAIT);
+        ssize_t size = sw_system->recv(stream->fd, unread, sizeof(unread), MSG_DONTWAIT);
         if (size < 0 && (errno == EAGAIN || errno == EINTR))
             return;
         sw_device.reads++;
@@ -195,7 +196,8 @@ static int send_held(struct sw_stream *stream)
         if (stream->terms.crc)
             crc = htole32(sw_crc32c(0, frame, header));
         memcpy(frame + header, &crc, sizeof(crc));
-        ssize_t sent = send(stream->fd, frame, sizeof(frame), MSG_DONTWAIT | MSG_NOSIGNAL);
+        ssize_t sent =
+            sw_system->send(stream->fd, frame, sizeof(frame), MSG_DONTWAIT | MSG_NOSIGNAL);
         sw_sent_bytes(stream->fd, frame, sent);
         if (sent != (ssize_t)sizeof(frame))
             return sent < 0; /* the peer then sees only the end */
@@ -363,6 +365,8 @@ void sw_stream_starved(struct sw_stream *stream)
 /* -- kept frames --------------------------------------------------------------------------- */
 
 static struct sw_receiving *keepers;
+
+const struct sw_state sw_streams_state = {&keepers, sizeof(keepers)};
 
 static int waits_for_answer(const struct sw_sending *sending)
 {

@@ -105,6 +105,7 @@ struct sw_receiving {
     uint32_t message_size; /* bytes of the SEND that is arriving */
     uint32_t written;      /* bytes of the WRITE that is arriving, or of the last one */
     int is_writing;
+    int is_scrambled;  /* the last bytes of the frame are placed, in a simulation */
     int has_immediate; /* for the next SEND */
     uint32_t immediate;
 };
@@ -172,6 +173,7 @@ void sw_kept_is_read(struct sw_receiving *receiving);
 int sw_finds_room(const struct sw_stream *stream);
 /* In a fork's child: the kept frames are the parent's. */
 void sw_streams_forked(void);
+extern const struct sw_state sw_streams_state;
 /* Borrow a block. Without memory, streams that keep more than this one end. NULL: no memory. */
 struct sw_block *sw_stream_block(const struct sw_receiving *receiving);
 /* End a connection for lack of memory. */

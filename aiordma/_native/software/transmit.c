@@ -668,7 +668,7 @@ void sw_transmit(struct sw_stream *stream)
         };
         if (message.msg_iovlen > (size_t)most_parts)
             message.msg_iovlen = (size_t)most_parts;
-        ssize_t taken = sendmsg(stream->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        ssize_t taken = sw_system->sendmsg(stream->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (taken < 0 && errno == EINTR)
             continue;
         if (taken < 0 && errno == EFAULT) {

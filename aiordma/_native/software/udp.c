@@ -46,7 +46,7 @@ static void map_ipv4(struct in6_addr *to, const struct in_addr *address)
 
 static int set(int fd, int level, int name, int value)
 {
-    return setsockopt(fd, level, name, &value, sizeof(value)) ? errno : 0;
+    return sw_system->setsockopt(fd, level, name, &value, sizeof(value)) ? errno : 0;
 }
 
 /* Also for IPv6 sockets, which can send and receive IPv4. */
@@ -105,16 +105,16 @@ int sw_udp_open(struct sw_udp *udp, const struct sockaddr *address, int flags)
 
     if (address->sa_family != AF_INET && address->sa_family != AF_INET6)
         return EAFNOSUPPORT;
-    int fd = socket(address->sa_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = sw_system->socket(address->sa_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return errno;
     int error = set_options(fd, address->sa_family, flags);
-    if (!error && bind(fd, address, size))
+    if (!error && sw_system->bind(fd, address, size))
         error = errno;
-    if (!error && getsockname(fd, &bound.any, &size))
+    if (!error && sw_system->getsockname(fd, &bound.any, &size))
         error = errno;
     if (error) {
-        close(fd);
+        sw_system->close(fd);
         return error;
     }
     udp->fd = fd;
@@ -138,7 +138,7 @@ int sw_udp_open_anywhere(struct sw_udp *udp)
 
 void sw_udp_close(struct sw_udp *udp)
 {
-    close(udp->fd);
+    sw_system->close(udp->fd);
     udp->fd = -1;
     sw_device.counts.sockets--;
 }
@@ -148,12 +148,15 @@ static int join_on(const struct sw_udp *udp, const struct in6_addr *group, uint3
     if (is_ipv4(group)) {
         struct ip_mreqn request = {.imr_ifindex = (int)interface};
         memcpy(&request.imr_multiaddr, group->s6_addr + 12, 4);
-        return setsockopt(udp->fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request)) ? errno
-                                                                                             : 0;
+        return sw_system->setsockopt(udp->fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request,
+                                     sizeof(request))
+                   ? errno
+                   : 0;
     }
     struct ipv6_mreq request = {.ipv6mr_multiaddr = *group, .ipv6mr_interface = interface};
-    return setsockopt(udp->fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request, sizeof(request)) ? errno
-                                                                                         : 0;
+    return sw_system->setsockopt(udp->fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request, sizeof(request))
+               ? errno
+               : 0;
 }
 
 static int join_everywhere(const struct sw_udp *udp, const struct in6_addr *group)
@@ -162,18 +165,18 @@ static int join_everywhere(const struct sw_udp *udp, const struct in6_addr *grou
     struct ifaddrs *addresses, *at;
     int error = ENODEV;
 
-    if (getifaddrs(&addresses))
+    if (sw_system->getifaddrs(&addresses))
         return errno;
     for (at = addresses; at; at = at->ifa_next) {
         if (!at->ifa_addr || at->ifa_addr->sa_family != family || !(at->ifa_flags & IFF_UP))
             continue;
-        int failed = join_on(udp, group, if_nametoindex(at->ifa_name));
+        int failed = join_on(udp, group, sw_system->if_nametoindex(at->ifa_name));
         if (!failed || failed == EADDRINUSE) /* joined there for another address */
             error = 0;
         else if (error)
             error = failed;
     }
-    freeifaddrs(addresses);
+    sw_system->freeifaddrs(addresses);
     return error;
 }
 
@@ -198,7 +201,8 @@ static int check_route(const struct sw_udp *udp, const struct in6_addr *group, u
         to.ipv4.sin_family = AF_INET;
         to.ipv4.sin_port = htons(SW_GROUP_PORT);
         memcpy(&to.ipv4.sin_addr, group->s6_addr + 12, 4);
-        error = setsockopt(udp->fd, IPPROTO_IP, IP_MULTICAST_IF, &by, sizeof(by)) ? errno : 0;
+        error = sw_system->setsockopt(udp->fd, IPPROTO_IP, IP_MULTICAST_IF, &by, sizeof(by)) ? errno
+                                                                                             : 0;
     } else {
         to.ipv6.sin6_family = AF_INET6;
         to.ipv6.sin6_port = htons(SW_GROUP_PORT);
@@ -206,7 +210,7 @@ static int check_route(const struct sw_udp *udp, const struct in6_addr *group, u
         to.ipv6.sin6_scope_id = interface;
         error = set(udp->fd, IPPROTO_IPV6, IPV6_MULTICAST_IF, (int)interface);
     }
-    if (!error && connect(udp->fd, &to.any, size))
+    if (!error && sw_system->connect(udp->fd, &to.any, size))
         error = errno;
     return error;
 }
@@ -216,7 +220,7 @@ int sw_udp_open_member(struct sw_udp *udp, const struct in6_addr *group, uint32_
 {
     udp->family = is_ipv4(group) ? AF_INET : AF_INET6;
     udp->port = 0;
-    udp->fd = socket(udp->family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    udp->fd = sw_system->socket(udp->family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (udp->fd < 0)
         return errno;
     sw_device.counts.sockets++;
@@ -307,7 +311,7 @@ int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_route *route, cons
         return error;
     memset(&control, 0, sizeof(control));
     add_path(&message, route);
-    if (sendmsg(udp->fd, &message, MSG_NOSIGNAL) >= 0) {
+    if (sw_system->sendmsg(udp->fd, &message, MSG_NOSIGNAL) >= 0) {
         if (sw_is_capturing)
             sw_capture_packet(route, udp->port, 1, packet, size);
         return 0;
@@ -316,7 +320,7 @@ int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_route *route, cons
         return errno;
     /* It exceeds the network's MTU: allow fragmentation of this packet. */
     error = set(udp->fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT);
-    if (!error && sendmsg(udp->fd, &message, MSG_NOSIGNAL) < 0)
+    if (!error && sw_system->sendmsg(udp->fd, &message, MSG_NOSIGNAL) < 0)
         error = errno;
     else if (!error && sw_is_capturing)
         sw_capture_packet(route, udp->port, 1, packet, size);
@@ -379,7 +383,7 @@ ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room,
         .msg_controllen = sizeof(control),
     };
 
-    ssize_t size = recvmsg(udp->fd, &message, MSG_TRUNC);
+    ssize_t size = sw_system->recvmsg(udp->fd, &message, MSG_TRUNC);
     if (size < 0)
         return -1;
     memset(route, 0, sizeof(*route));
@@ -412,7 +416,7 @@ int sw_udp_refusal(const struct sw_udp *udp, struct in6_addr *destination, uint1
             .msg_control = &control,
             .msg_controllen = sizeof(control),
         };
-        if (recvmsg(udp->fd, &message, MSG_ERRQUEUE) < 0)
+        if (sw_system->recvmsg(udp->fd, &message, MSG_ERRQUEUE) < 0)
             return 0;
         if (!message.msg_namelen)
             continue;

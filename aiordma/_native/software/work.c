@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "faults.h"
+#include "ownership.h"
 
 /* -- posting sends ----------------------------------------------------------------------- */
 
@@ -162,6 +163,16 @@ static void go(struct sw_queue_pair *pair)
         pair->transport->transmit(pair);
 }
 
+/* In a simulation: from now on the device owns the memory. */
+static void take_over(const struct sw_queue_pair *pair, struct sw_send *send)
+{
+    sw_system->posted(send->wr_id, pair->ibv.qp_num);
+    if (send->opcode == IBV_WR_RDMA_READ || is_atomic(send->opcode))
+        sw_poison(pair->ibv.pd, send->parts, send->part_count, send->length);
+    else if (send->part_count)
+        send->sum = sw_owned_sum(pair->ibv.pd, send->parts, send->part_count, send->length);
+}
+
 /* refused: gets the request that was refused. NULL: those before it are refused, too. */
 static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
                      struct ibv_send_wr **refused)
@@ -185,6 +196,8 @@ static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
         if (error)
             break;
         copy_send(pair, send, request, (uint32_t)length);
+        if (sw_system->is_simulated)
+            take_over(pair, send);
         pair->end++;
     }
     if (error && refused)
@@ -248,6 +261,8 @@ static int post_recv(struct ibv_qp *queue_pair, struct ibv_recv_wr *request,
             error = sw_receives_add(&pair->receives, request);
         if (error)
             break;
+        if (sw_system->is_simulated)
+            sw_poison_receive(pair->ibv.pd, request);
     }
     if (error)
         *refused = request;

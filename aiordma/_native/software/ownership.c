@@ -1,0 +1,59 @@
+/* See ownership.h. */
+#include "ownership.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "crc32c.h"
+
+enum { POISON = 0xdb, BLOCK = 4096 };
+
+uint32_t sw_owned_sum(struct ibv_pd *domain, const struct ibv_sge *parts, int count, uint32_t size)
+{
+    struct sw_span span = {domain, parts, count, 0, size};
+    struct sw_piece piece;
+    char block[BLOCK];
+    uint32_t sum = 0;
+
+    while (span.size) {
+        if (sw_next_piece(&span, 0, &piece))
+            return 0;
+        for (uint32_t done = 0, part; done < piece.size; done += part) {
+            part = piece.size - done < BLOCK ? piece.size - done : BLOCK;
+            struct sw_memory from = {piece.memory.at + done, piece.memory.is_of_file};
+            if (sw_copy_from(block, from, part))
+                return 0;
+            sum = sw_crc32c(sum, block, part);
+        }
+    }
+    return sum;
+}
+
+void sw_poison(struct ibv_pd *domain, const struct ibv_sge *parts, int count, uint32_t size)
+{
+    struct sw_span span = {domain, parts, count, 0, size};
+    struct sw_piece piece;
+    char block[BLOCK];
+
+    memset(block, POISON, sizeof(block));
+    while (span.size) {
+        if (sw_next_piece(&span, IBV_ACCESS_LOCAL_WRITE, &piece))
+            return;
+        for (uint32_t done = 0, part; done < piece.size; done += part) {
+            part = piece.size - done < BLOCK ? piece.size - done : BLOCK;
+            struct sw_memory to = {piece.memory.at + done, piece.memory.is_of_file};
+            if (sw_copy_to(to, block, part))
+                return;
+        }
+    }
+}
+
+void sw_poison_receive(struct ibv_pd *domain, const struct ibv_recv_wr *request)
+{
+    uint64_t size = 0;
+
+    for (int i = 0; i < request->num_sge; i++)
+        size += request->sg_list[i].length;
+    if (size <= UINT32_MAX)
+        sw_poison(domain, request->sg_list, request->num_sge, (uint32_t)size);
+}

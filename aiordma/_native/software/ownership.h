@@ -1,0 +1,16 @@
+/*
+ * In a simulation: the device owns the memory of a request until its completion. A program that
+ * changes what is being sent, or reads what has not arrived, is found out.
+ */
+#ifndef AIORDMA_SOFTWARE_OWNERSHIP_H
+#define AIORDMA_SOFTWARE_OWNERSHIP_H
+
+#include "memory.h"
+
+/* A checksum of the memory that a request sends. 0: it cannot be read. */
+uint32_t sw_owned_sum(struct ibv_pd *domain, const struct ibv_sge *parts, int count, uint32_t size);
+/* Fill the memory that a request writes with bytes that no program takes for data. */
+void sw_poison(struct ibv_pd *domain, const struct ibv_sge *parts, int count, uint32_t size);
+void sw_poison_receive(struct ibv_pd *domain, const struct ibv_recv_wr *request);
+
+#endif
