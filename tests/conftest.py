@@ -31,7 +31,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 DEVICE = os.environ.get("AIORDMA_TEST_DEVICE", "software")
 EVERYTHING = os.environ.get("AIORDMA_TEST_ALL", "0") not in ("", "0")
 RESULTS = os.environ.get("AIORDMA_RESULTS")
-KINDS = ("unit", "device", "dask", "valkey", "interop", "faults", "attacks", "docs", "soak")
+KINDS = (
+    *("unit", "device", "dask", "valkey", "interop", "faults", "attacks", "simulation", "docs"),
+    "soak",
+)
 
 BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "asyncio": ("asyncio", {"use_uvloop": False}),

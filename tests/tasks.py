@@ -28,8 +28,8 @@ PARALLEL = "-n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0"
 IN_VM = "-p no:hypothesispytest -p no:valkey -p no:xdist -p no:cacheprovider"
 # The unit tests come last: the others compare what a process has open before and after each test.
 NATIVE = (
-    "tests/faults tests/docs tests/soak tests/attacks tests/device tests/dask tests/valkey"
-    " tests/interop/test_decoded.py tests/unit"
+    "tests/faults tests/docs tests/soak tests/attacks tests/simulation tests/device tests/dask"
+    " tests/valkey tests/interop/test_decoded.py tests/unit"
 )
 # Programs in C that need no kernel driver: natively, they run under `aiordma exec`.
 PROGRAMS = " ".join(

@@ -22,6 +22,7 @@ from aiordma._base.errors import (
     VerbsCallError,
 )
 from aiordma._base.process import here
+from aiordma._base.system import system
 from aiordma._native import lib, load_rdma_core, load_software
 
 __all__ = (
@@ -245,7 +246,7 @@ def real_devices_are_here() -> bool:
         VerbsCallError: there are no file descriptors left.
     """
     try:
-        return bool(os.listdir(_DEVICES))
+        return not system.is_simulated and bool(os.listdir(_DEVICES))
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise VerbsCallError(error.errno, f"reading {_DEVICES}") from error

@@ -1,7 +1,6 @@
 """A connection request that a listener received, until the program accepts or rejects it."""
 
 import logging
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,6 +30,7 @@ from aiordma._base.origin import Place
 from aiordma._base.process import here, require_same_process
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
+from aiordma._base.system import system
 from aiordma._connection.announcement import announcement, read_announcement
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import failed_event, failed_handshake, parameters
@@ -308,7 +308,7 @@ class ConnectionRequest:
                 self._warn_of_no_retries(endpoint.options)
                 offered = self._limited_to_request(endpoint.options)
                 self._identifier._accept_with_own_retries(parameters(offered, private_data))
-            handshake.limit(time.monotonic() + self._accept_timeout)
+            handshake.limit(system.now() + self._accept_timeout)
             if not await endpoint.connected():
                 raise failed_handshake(self._operation, endpoint)
             handshake.limit(None)

@@ -6,7 +6,6 @@ The life of a connect, from the call to ESTABLISHED, is `Attempt`, from top to b
 import errno
 import logging
 import os
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -45,6 +44,7 @@ from aiordma._base.options import (
 from aiordma._base.provider import Provider
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
+from aiordma._base.system import system
 from aiordma._connection.announcement import announcement, read_announcement
 from aiordma._connection.connection import Connection
 from aiordma._connection.domain import DomainArgument, DomainChoice
@@ -343,13 +343,13 @@ class Attempt:
     def end(self) -> float | None:
         """Return when the time of the steps ends; None: no limit."""
         if self._end is None and self.timeout is not None:
-            self._end = time.monotonic() + self.timeout
+            self._end = system.now() + self.timeout
         return self._end
 
     def left(self) -> float | None:
         """Return the seconds that remain for the steps; None: no limit."""
         end = self.end()
-        return None if end is None else end - time.monotonic()
+        return None if end is None else end - system.now()
 
     async def look_up(self) -> Routes:
         """Return the numeric addresses of the host, and of the source, within the time limit."""

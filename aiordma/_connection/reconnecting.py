@@ -2,7 +2,6 @@
 
 import logging
 import random
-import time
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Unpack
@@ -21,6 +20,7 @@ from aiordma._base.errors import (
 )
 from aiordma._base.options import ConnectionKeywords, ConnectionOptions
 from aiordma._base.socket_address import address_text
+from aiordma._base.system import system
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import connect
 from aiordma._connection.domain import DomainArgument
@@ -136,7 +136,7 @@ class Reconnecting(AsyncIterator["Session"]):
         before = self._session
         if before is not None:
             await before.aclose()
-            if time.monotonic() - self._connected_at >= self._max_delay:
+            if system.now() - self._connected_at >= self._max_delay:
                 self._repetitions = 0
             await self._pause()
         failed = 0
@@ -150,7 +150,7 @@ class Reconnecting(AsyncIterator["Session"]):
                     raise
                 logger.info("attempt %d: %s", failed, error)
             await self._pause()
-        self._connected_at = time.monotonic()
+        self._connected_at = system.now()
         self._session = Session(connection, before, self._retry_on)
         return self._session
 

@@ -1,7 +1,6 @@
 """The addresses of a name, which are tried one after the other, and share the call's time limit."""
 
 import errno
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -15,6 +14,7 @@ from aiordma._base.errors import (
 )
 from aiordma._base.hints import is_own_address
 from aiordma._base.socket_address import SocketAddress
+from aiordma._base.system import system
 
 __all__ = (
     "Routes",
@@ -46,11 +46,11 @@ class SharedSeconds:
 
     def __enter__(self) -> None:
         """Subtract the time that the block takes."""
-        self._began = time.monotonic()
+        self._began = system.now()
 
     def __exit__(self, *_: object) -> None:
         if self._left is not None:
-            self._left -= time.monotonic() - self._began
+            self._left -= system.now() - self._began
 
     def share(self, count: int) -> float | None:
         """Return the seconds of the next address if `count` are left to try; None: no limit."""

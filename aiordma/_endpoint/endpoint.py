@@ -9,7 +9,6 @@ access it, and no request hangs.
 """
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -31,6 +30,7 @@ from aiordma._base.origin import warn_unclosed
 from aiordma._base.process import forked, here
 from aiordma._base.socket_address import SocketAddress, address_text, unpack_address
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
+from aiordma._base.system import system
 from aiordma._endpoint.causes import Follows, What, device_error, event_cause, ruling, silence_error
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.handshake import IN_PROGRESS, Handshake
@@ -379,7 +379,7 @@ class Endpoint:
         endpoints of the device, the first one does it for all."""
         if self.is_inherited or not self.loop.is_running_here():
             return False
-        now = time.monotonic()
+        now = system.now()
         if now - self.hub.polled > POLL_SECONDS and not self.teardown.has_ended:
             self.hub.polled = now
             self.hub.drain()

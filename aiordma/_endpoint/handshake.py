@@ -1,11 +1,11 @@
 """The handshake of a connection: its state, which CM events change by a table
 (`states.next_state`), one waiting task, and one time limit."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 
 from aiordma._base.states import ConnectionState, next_state
+from aiordma._base.system import system
 from aiordma._loop.event_loop import EventLoop, Timer, Waiter
 from aiordma.verbs.identifier import Event
 
@@ -75,7 +75,7 @@ class Handshake:
     async def change(self) -> None:
         """Wait for a change of the state, or for the end of the time."""
         if self._timer is None and self._end is not None:
-            left = max(self._end - time.monotonic(), 0)
+            left = max(self._end - system.now(), 0)
             self._timer = self._loop.call_later(left, self._expire)
         waiter: Waiter = self._loop.waiter()
         wake = waiter.wake

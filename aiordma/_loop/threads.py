@@ -26,6 +26,7 @@ import anyio.lowlevel
 
 from aiordma._base.errors import VerbsCallError
 from aiordma._base.process import here
+from aiordma._base.system import system
 from aiordma._loop.event_loop import EventLoop, Waiter
 
 __all__ = (
@@ -102,6 +103,9 @@ class Lane:
         Raises:
             VerbsCallError: no thread could be started, and the lane has none.
         """
+        if system.is_simulated:
+            run()  # in a simulation, nothing happens at the same time
+            return lambda: False
         if self._process != here.pid:
             self.reset()
         call = _Call(run)

@@ -15,7 +15,6 @@ The hub stays open until the event loop ends, or until the device has failed and
 """
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -24,6 +23,7 @@ import anyio
 from aiordma._base.enums import AsyncEventType, Transport
 from aiordma._base.errors import DeviceEventError, VerbsCallError, check_negative_errno, detached
 from aiordma._base.provider import SOFTWARE
+from aiordma._base.system import system
 from aiordma._loop.event_loop import EventLoop, Timer, require_here
 from aiordma._loop.threads import ACCEPTS, in_thread
 from aiordma._native import Drain, InFlightTable, ffi
@@ -339,14 +339,14 @@ class DeviceHub:
         """
         if self.steps.draining or self.failure is not None:
             return 0
-        total, until = 0, time.monotonic() + DRAIN_SECONDS
+        total, until = 0, system.now() + DRAIN_SECONDS
         try:
             for _ in range(ROUNDS):
                 count = self.steps.step(self._arms, direct)
                 if count < 0:
                     check_negative_errno(count, "ibv_poll_cq")
                 total += count
-                if not self.steps.more or time.monotonic() > until:
+                if not self.steps.more or system.now() > until:
                     break
             if self.steps.more:
                 self.loop.call_later(0, self._readable)
@@ -470,7 +470,7 @@ class DeviceHub:
         else:
             self._watchdog_delay = min(2 * self._watchdog_delay, WATCHDOG_MOST_SECONDS)
         self._delivered = self.steps.delivered
-        now = time.monotonic()
+        now = system.now()
         for look in list(self.on_watch):
             look(now)
         # A queue whose event was lost still counts as armed: arm it again, then poll.

@@ -23,6 +23,7 @@ import anyio
 from aiordma._base.errors import EventLoopError, VerbsCallError
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider
+from aiordma._base.system import system
 from aiordma._loop.event_loop import EventLoop, current_event_loop, require_here, running_loop
 from aiordma._loop.threads import ACCEPTS, DESTROYS, Once, in_thread, start_destroy
 from aiordma._native import call_then_run, ffi, leak
@@ -478,7 +479,7 @@ class Reactor:
         A call that has not returned keeps its objects open. No further call begins in a thread, so
         one deadline is enough for all closes."""
         if self._deadline is None:
-            self._deadline = time.monotonic() + END_SECONDS
+            self._deadline = system.now() + END_SECONDS
         while True:
             # Before its callback is taken: a call that has returned by now has left its callback.
             # A forked child has none of the threads, nor has an interpreter that ends.
@@ -488,7 +489,7 @@ class Reactor:
             while self.loop.returned:
                 _call_or_log(self.loop.returned.popitem()[1])
             self._start_destroys()
-            if not waits or time.monotonic() >= self._deadline:
+            if not waits or system.now() >= self._deadline:
                 return
             time.sleep(0.001)
 

@@ -10,11 +10,11 @@ retransmit, but the response to a READ is outstanding, the connection sends a pr
 import logging
 import socket
 import struct
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiordma._base.socket_address import SocketAddress
+from aiordma._base.system import system
 from aiordma._loop.event_loop import EventLoop, Timer
 
 __all__ = ("TcpInfo", "TcpSilence", "parse_answer", "query_of", "tcp_info")
@@ -132,7 +132,7 @@ class TcpSilence:
 
     def _check(self) -> None:
         info = tcp_info(*self._addresses)
-        now = time.monotonic()
+        now = system.now()
         if info is None or not info.retransmits:
             self._since = None
             if info is not None and info.unheard >= CHECK_SECONDS:

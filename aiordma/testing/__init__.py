@@ -19,14 +19,28 @@ from aiordma.testing.pairs import (
     serving_listener,
     stream_pair,
 )
+from aiordma.testing.simulation import (
+    Host,
+    OwnershipError,
+    Simulation,
+    SimulationError,
+    simulate,
+    simulated,
+)
 
 __all__ = (
     "Fabric",
     "Fault",
     "Faults",
+    "Host",
+    "OwnershipError",
+    "Simulation",
+    "SimulationError",
     "connected_pair",
     "fabric",
     "serving_listener",
+    "simulate",
+    "simulated",
     "software_objects",
     "stream_pair",
 )

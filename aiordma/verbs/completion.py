@@ -1,7 +1,6 @@
 """Completion channels, completion queues and completions (man ibv_create_cq, ibv_poll_cq)."""
 
 import errno
-import os
 import struct
 from typing import Any
 
@@ -21,6 +20,7 @@ from aiordma._base.errors import (
     check_supported,
 )
 from aiordma._base.provider import Provider
+from aiordma._base.system import set_nonblocking
 from aiordma._native import CompletionFields, ffi, given, lib
 from aiordma.verbs.device import Context
 from aiordma.verbs.resource import Resource
@@ -107,7 +107,7 @@ class CompletionChannel(Resource):
                 self.provider.create_comp_channel(context.pointer), "ibv_create_comp_channel"
             )
             self.fd: int = self.pointer.fd
-            os.set_blocking(self.fd, False)
+            set_nonblocking(self.fd)
         except BaseException:
             self._give_up()
             raise

@@ -1,6 +1,5 @@
 """Devices, opened devices, and protection domains (man ibv_get_device_list, ibv_open_device)."""
 
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from aiordma._base.provider import (
     rdma_core,
     software,
 )
+from aiordma._base.system import set_nonblocking
 from aiordma._native import ffi, lib
 from aiordma.verbs.async_event import AsyncEvent, AsyncEvents, take_async_event
 from aiordma.verbs.attributes import (
@@ -196,7 +196,7 @@ class Context(Resource):
             self.transport: Transport = Transport(pointer.device.transport_type)
             self.num_comp_vectors: int = pointer.num_comp_vectors
             self.async_fd: int = pointer.async_fd
-            os.set_blocking(self.async_fd, False)
+            set_nonblocking(self.async_fd)
         except BaseException:
             self._give_up()
             raise

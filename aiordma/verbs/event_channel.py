@@ -5,7 +5,6 @@ waits for an acknowledgement (man rdma_ack_cm_event, rdma_destroy_id).
 """
 
 import errno
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from aiordma._base.errors import (
     check_pointer,
 )
 from aiordma._base.provider import Provider, usual_provider
+from aiordma._base.system import set_nonblocking
 from aiordma._native import ffi, lib
 from aiordma.verbs.address import AddressVector
 from aiordma.verbs.resource import Resource
@@ -85,7 +85,7 @@ class EventChannel(Resource):
             pointer = provider.create_event_channel()
             self.pointer: Any = check_pointer(pointer, "rdma_create_event_channel")
             self.fd: int = self.pointer.fd
-            os.set_blocking(self.fd, False)
+            set_nonblocking(self.fd)
         except VerbsCallError as error:
             self._give_up()
             if error.errno in _SHORTAGES:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from aiordma._base.errors import BusyError, ClosedError, VerbsCallError, detached
 from aiordma._base.process import forked, here
+from aiordma._base.system import system
 from aiordma._loop.event_loop import runs_event_loop
 from aiordma._native import leak
 
@@ -168,7 +169,7 @@ class Resource:
         """Close, unless the object is being closed: return whether it is gone."""
         if not self._closed:
             self._require_closable()
-        thread, since = get_ident(), time.monotonic()
+        thread, since = get_ident(), system.now()
         if self._closed:
             if self._process != here.pid:
                 return True
@@ -226,7 +227,7 @@ class Resource:
         if (
             self._closing_in == get_ident()
             or must_not_wait
-            or time.monotonic() > self._closing_since + LONGEST_CLOSE
+            or system.now() > self._closing_since + LONGEST_CLOSE
         ):
             raise BusyError(
                 f"{self!r} is being closed by another thread, or by a caller of this function: "

@@ -13,6 +13,7 @@ beside_tcp.py   rows of this machine: large transfers beside plain TCP in C (pla
 rxe.py          rows of the virtual machine: latency, throughput
 connects.py     what a connection costs: connect, one echo, close
 connections.py  rows of the virtual machine: a thousand connections
+simulated.py    rows of simulated hosts, with many endpoints and with few
 valkey_gets.py  rows of a Valkey server's clients, over RDMA and over TCP
 peers.py        rows of the virtual machine: other Python libraries
 report.py       the table, the progress bar, build/bench.json

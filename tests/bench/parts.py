@@ -24,6 +24,7 @@ from . import (
     native,
     peers,
     rxe,
+    simulated,
     streams,
     valkey_gets,
 )
@@ -89,6 +90,7 @@ PARTS = (
     Part("connects", connects.rows, HERE, SPIN),
     Part("software_connections", connections.software_rows, HERE, SPIN),
     Part("valkey", valkey_gets.rows, HERE, SPIN),
+    Part("simulation", simulated.rows, HERE, SPIN),
     Part("latency", rxe.latency_rows, GUEST),
     Part("throughput", rxe.throughput_rows, GUEST),
     Part("depth", rxe.depth_rows, GUEST),

@@ -35,7 +35,9 @@ OF_DASK = "dask.distributed"
 """A program with this takes the VM too long."""
 OF_VALKEY = "aiordma.integrations.valkey"
 """A program with this needs a Valkey server."""
-NATIVELY = (BY_ITSELF, OF_DASK, OF_VALKEY)
+SIMULATED = "simulate"
+"""A program with this has hosts of its own."""
+NATIVELY = (BY_ITSELF, OF_DASK, OF_VALKEY, SIMULATED)
 HERE = [
     block
     for block in ALL
@@ -239,6 +241,25 @@ def test_the_memory_window_example_lends_and_takes_back() -> None:
     for line in range(3):
         assert f"line {line}: b'borrowed for line {line}'" in done.stdout
     assert done.stdout.endswith("what was taken back is refused\n")
+
+
+@pytest.mark.natively
+def test_the_simulated_lease_is_held_twice_and_mended() -> None:
+    done = run("examples/simulated_lease.py")
+    assert done.returncode == 0, done.stderr
+    first, *trace, last = done.stdout.splitlines()
+    assert first.startswith("careful=False: seed ")
+    assert first.endswith(" hold the lease")
+    assert len(trace) > 10
+    assert last == "careful=True: 200 seeds found nothing"
+
+
+@pytest.mark.natively
+def test_the_simulated_ring_draws_a_dot_for_each_step() -> None:
+    done = run("examples/simulated_ring.py", "40", "5")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("<circle ") == 200
+    assert done.stdout.endswith("</svg>\n")
 
 
 @pytest.mark.capability("ece")

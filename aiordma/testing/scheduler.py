@@ -1,0 +1,228 @@
+"""The scheduler of a simulation: which loop has the next turn, and when time passes."""
+
+import asyncio
+import heapq
+import itertools
+import os
+import random
+import sys
+from collections import deque
+from typing import Any
+
+from aiordma._base.process import here
+from aiordma._base.system import enter_process, system
+from aiordma._native import ffi, lib, set_engine_process
+from aiordma.testing.simulated_loop import MOST_EVENTS, NEVER, NO_HOST, SECOND, SimulatedLoop
+
+__all__ = ("OwnershipError", "Scheduler", "SimulationError")
+
+END_SECONDS = 300.0
+"""Virtual time that tasks have to end when they are cancelled."""
+KEPT_EVENTS = 100_000
+
+ENGINE_PROCESSES = 1 << 30
+"""Added to the numbers of loops: the engine's own counts forks."""
+
+EVENTS = (
+    "connect to port %d",
+    "refused at port %d",
+    "%d bytes",
+    "end%.0s",
+    "reset%.0s",
+    "datagram of %d bytes",
+    "lost: %d bytes",
+    "changed %d bytes of a posted request",
+)
+"""Texts for enum aiordma_simulated_kind."""
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class SimulationError(Exception):
+    """The simulation cannot go on: no host has anything to do and nothing is on its way, or its
+    limit of time is over."""
+
+
+class OwnershipError(Exception):
+    """A program changed the memory of a posted request before its completion. The message has the
+    line that posted it."""
+
+
+def _place_of_program() -> str:
+    """The line outside of aiordma that makes the present call."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "unknown"
+
+
+class Scheduler:
+    """See the module.
+
+    Attributes:
+        now: nanoseconds of the simulation's time.
+        names: the hosts' names, by their numbers.
+        loops: the loops of the hosts that are up, by their numbers.
+        frozen: the numbers of hosts that have no turns.
+        failures: errors that reached a loop's exception handler, and of ownership.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random: random.Random = random.Random(seed)
+        self.now = 1
+        self.names: list[str] = []
+        self.loops: dict[int, SimulatedLoop] = {}
+        self.frozen: set[int] = set()
+        self.failures: list[BaseException] = []
+        self.trace: deque[str] = deque(maxlen=KEPT_EVENTS)
+        self.posted: Any = ffi.callback("void(uint64_t, uint32_t)", self._posted)
+        self._posts: dict[tuple[int, int, int], str] = {}
+        self._current = NO_HOST
+        self._traced = 0
+        self._event = ffi.new("struct aiordma_simulated_event *")
+        self._hosts = ffi.new("int[]", MOST_EVENTS)
+        self._awake: list[SimulatedLoop] = []
+        self._timers: list[tuple[int, int, SimulatedLoop]] = []
+        self._order = itertools.count()
+        self._outside = here.pid, set_engine_process(0), system.now
+        system.is_simulated = True
+
+    # -- waking --------------------------------------------------------------------------------
+
+    def wake(self, loop: SimulatedLoop) -> None:
+        """Give the loop a turn soon."""
+        if not loop.is_awake:
+            loop.is_awake = True
+            self._awake.append(loop)
+
+    def wake_at(self, when: int, loop: SimulatedLoop) -> None:
+        """Give the loop a turn at this time."""
+        heapq.heappush(self._timers, (when, next(self._order), loop))
+
+    def forget(self, loop: SimulatedLoop) -> None:
+        """Give the loop no more turns."""
+        self._awake = [each for each in self._awake if each is not loop]
+        self._timers = [each for each in self._timers if each[2] is not loop]
+        heapq.heapify(self._timers)
+
+    def _wake_due(self) -> None:
+        while self._timers and self._timers[0][0] <= self.now:
+            self.wake(heapq.heappop(self._timers)[2])
+        while count := lib.aiordma_simulated_awake(self._hosts, MOST_EVENTS):
+            for i in range(count):
+                if (loop := self.loops.get(self._hosts[i])) is not None:
+                    self.wake(loop)
+
+    # -- turns ---------------------------------------------------------------------------------
+
+    def enter(self, loop: SimulatedLoop) -> None:
+        """Be the loop's host from now on: its process, its device, its clock."""
+        self._current = loop.host
+        lib.aiordma_simulated_enter(loop.host)
+        enter_process(-loop.process, ENGINE_PROCESSES + loop.process)
+        system.now = loop.time
+
+    def leave(self) -> None:
+        """Be no host, and the process outside."""
+        self._current = NO_HOST
+        lib.aiordma_simulated_enter(NO_HOST)
+        enter_process(*self._outside[:2])
+        system.now = self._outside[2]
+
+    def step(self) -> None:
+        """Run one turn, or let time pass.
+
+        Raises:
+            SimulationError: nothing will ever happen.
+        """
+        self._wake_due()
+        ready = [each for each in self._awake if each.host not in self.frozen]
+        if ready:
+            loop = self.random.choice(ready)
+            self._awake.remove(loop)
+            loop.is_awake = False
+            self.enter(loop)
+            loop.turn()
+        else:
+            when = min(lib.aiordma_simulated_next(), *(each[0] for each in self._timers[:1]), NEVER)
+            if when == NEVER:
+                raise SimulationError("nothing will ever happen: all tasks wait for each other")
+            self.now = max(self.now, when)
+            lib.aiordma_simulated_advance(self.now)
+        self._read_trace()
+
+    def run_until(self, future: "asyncio.Future[Any]", limit: float) -> None:
+        """Run turns until the future is done.
+
+        Raises:
+            SimulationError: as of `step`, or after so many seconds.
+        """
+        end = self.now + round(limit * SECOND)
+        while not future.done():
+            self.step()
+            if self.now > end:
+                raise SimulationError(f"after {limit:g} s of virtual time: not done")
+
+    # -- the trace -----------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """Write a line into the trace."""
+        self._read_trace()
+        self._line(self.now, text)
+
+    def _line(self, time: int, text: str) -> None:
+        self.trace.append(f"{time / SECOND:.9f} {text}")
+
+    def _read_trace(self) -> None:
+        count = lib.aiordma_simulated_count()
+        event = self._event
+        for i in range(max(self._traced, count - lib.AIORDMA_SIMULATED_TRACE), count):
+            lib.aiordma_simulated_trace(i, event)
+            sender = self.names[event.sender]
+            receiver = self.names[event.receiver] if event.receiver != NO_HOST else "nobody"
+            self._line(event.time, f"{sender} > {receiver}: {EVENTS[event.kind] % event.size}")
+            if event.kind == lib.AIORDMA_SIMULATED_CHANGED:
+                place = self._posts.get((event.sender, event.qp_num, event.wr_id), "unknown")
+                self.failures.append(
+                    OwnershipError(
+                        f"{sender} changed memory of {event.size} bytes that was the device's: of "
+                        f"a request that was not complete, posted at {place}"
+                    )
+                )
+        self._traced = count
+
+    def _posted(self, wr_id: int, qp_num: int) -> None:
+        self._posts[self._current, qp_num, wr_id] = _place_of_program()
+
+    def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The loops' exception handler."""
+        error = context.get("exception")
+        if not isinstance(error, BaseException):
+            error = SimulationError(str(context.get("message")))
+        error.add_note(f"{loop!r}: {context.get('message')}")
+        self.failures.append(error)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def end_tasks(self, own: SimulatedLoop) -> None:
+        """Cancel all tasks, of `own` and of the hosts, and run until they have ended."""
+        loops = [own, *self.loops.values()]
+        self.frozen.clear()
+        for loop in loops:
+            self.enter(loop)
+            for task in sorted(asyncio.all_tasks(loop), key=lambda each: each.get_name()):
+                task.cancel()
+        end = self.now + round(END_SECONDS * SECOND)
+        while any(asyncio.all_tasks(loop) for loop in loops) and self.now < end:
+            try:
+                self.step()
+            except SimulationError:
+                break
+
+    def close(self, own: SimulatedLoop) -> None:
+        """Close the loops, and what is open on them. Be outside again."""
+        for loop in (own, *self.loops.values()):
+            self.enter(loop)
+            loop.close()
+        self.leave()
+        system.is_simulated = False

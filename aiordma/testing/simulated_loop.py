@@ -1,0 +1,200 @@
+"""The event loop of a simulated host: asyncio's, on virtual time, with the host's descriptors."""
+
+import asyncio
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from selectors import EVENT_READ, EVENT_WRITE
+from typing import Any, Protocol, TypeVar
+
+from aiordma._loop.private import LoopOfTurns
+from aiordma._native import ffi, lib
+
+__all__ = ("MOST_EVENTS", "NEVER", "NO_HOST", "SECOND", "SimulatedLoop", "Turns")
+
+Result = TypeVar("Result")
+
+SECOND = 1_000_000_000
+"""Of the simulation's time, which counts nanoseconds."""
+NEVER = 0xFFFFFFFFFFFFFFFF
+NO_HOST = -1
+MOST_EVENTS = 64
+EPOLLIN, EPOLLOUT = 1, 4
+
+_processes: Iterator[int] = itertools.count(1)
+
+
+class Turns(Protocol):
+    """What a loop needs of the scheduler."""
+
+    now: int
+
+    def wake(self, loop: "SimulatedLoop") -> None:
+        """Give the loop a turn soon."""
+
+    def wake_at(self, when: int, loop: "SimulatedLoop") -> None:
+        """Give the loop a turn at this time."""
+
+    def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The loops' exception handler."""
+
+
+class SimulatedLoop(LoopOfTurns):
+    """See the module.
+
+    Attributes:
+        host: the number of its host; NO_HOST: it has none, and no device.
+        process: a number that no other loop has: for the package, each is a process of its own.
+        is_awake: whether it waits for a turn.
+    """
+
+    def __init__(self, turns: Turns, host: int, name: str) -> None:
+        super().__init__()
+        self.host = host
+        self.process: int = next(_processes)
+        self.is_awake = False
+        self._turns = turns
+        self._name = name
+        self._rate = 1.0
+        self._offset = 0.0
+        self._engine_is_due = NEVER
+        self._descriptors: int | None = None
+        self._callbacks: dict[int, dict[int, tuple[Callable[..., object], tuple[Any, ...]]]] = {}
+        self._fds = ffi.new("int[]", MOST_EVENTS)
+        self._events = ffi.new("uint32_t[]", MOST_EVENTS)
+        self.set_exception_handler(turns.failed)
+
+    def __repr__(self) -> str:
+        return f"<the event loop of {self._name}>"
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        """Return the host's time, in seconds."""
+        return self._time_at(self._turns.now)
+
+    def _time_at(self, now: int) -> float:
+        return self._offset + now / SECOND * self._rate
+
+    def set_rate(self, rate: float) -> None:
+        """Let the clock run faster or slower from now on."""
+        now = self.time()
+        self._rate = rate
+        self._offset = now - self._turns.now / SECOND * rate
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        """As asyncio's."""
+        handle = super().call_at(when, callback, *args, context=context)
+        if when < math.inf:
+            due = math.ceil((when - self._offset) / self._rate * SECOND)
+            while self._time_at(due) <= when:  # asyncio takes it when its time is over
+                due += 1
+            self._turns.wake_at(due, self)
+        return handle
+
+    # -- callbacks -----------------------------------------------------------------------------
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        """As asyncio's."""
+        self._turns.wake(self)
+        return super().call_soon(callback, *args, context=context)
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        """As asyncio's."""
+        self._turns.wake(self)
+        return super().call_soon_threadsafe(callback, *args, context=context)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> Any:
+        """Run the function here: there are no threads."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    # -- descriptors ---------------------------------------------------------------------------
+
+    def _watch(self, fd: int) -> None:
+        if self._descriptors is None:
+            self._descriptors = lib.aiordma_simulated_selector()
+        wanted = self._callbacks.get(fd, {})
+        events = EPOLLIN * (EVENT_READ in wanted) | EPOLLOUT * (EVENT_WRITE in wanted)
+        error = lib.aiordma_simulated_watch(self._descriptors, fd, events)
+        if error and events:
+            raise OSError(error, f"{os.strerror(error)}: descriptor {fd} is none of this host's")
+
+    def _add(self, fd: int, event: int, callback: Callable[..., object], args: Any) -> None:
+        self._callbacks.setdefault(fd, {})[event] = callback, args
+        self._watch(fd)
+
+    def _remove(self, fd: int, event: int) -> bool:
+        wanted = self._callbacks.get(fd, {})
+        if wanted.pop(event, None) is None:
+            return False
+        self._watch(fd)
+        if not wanted:
+            del self._callbacks[fd]
+        return True
+
+    def add_reader(  # type: ignore[override]
+        self, fd: Any, callback: Callable[..., Any], *args: Any
+    ) -> None:
+        """As asyncio's, for a descriptor of the host's."""
+        self._add(fd, EVENT_READ, callback, args)
+
+    def remove_reader(self, fd: Any) -> bool:
+        """As asyncio's."""
+        return self._remove(fd, EVENT_READ)
+
+    def add_writer(  # type: ignore[override]
+        self, fd: Any, callback: Callable[..., Any], *args: Any
+    ) -> None:
+        """As asyncio's, for a descriptor of the host's."""
+        self._add(fd, EVENT_WRITE, callback, args)
+
+    def remove_writer(self, fd: Any) -> bool:
+        """As asyncio's."""
+        return self._remove(fd, EVENT_WRITE)
+
+    def take_ready(self) -> list[tuple[int, int]]:
+        """Return the host's descriptors that are ready, in an order that the seed decides."""
+        if self._descriptors is None:
+            return []
+        fds, events = self._fds, self._events
+        count = lib.aiordma_simulated_ready(self._descriptors, fds, events, MOST_EVENTS)
+        return [(fds[i], events[i]) for i in range(count)]
+
+    def serve(self, ready: Sequence[tuple[int, int]]) -> None:
+        """Schedule the callbacks of descriptors that are ready."""
+        for fd, events in ready:
+            wanted = self._callbacks.get(fd, {})
+            for event, others in ((EVENT_READ, EPOLLOUT), (EVENT_WRITE, EPOLLIN)):
+                if event in wanted and events & ~others:
+                    callback, args = wanted[event]
+                    self.call_soon(callback, *args)
+
+    # -- turns ---------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Serve the device, and run the callbacks that are ready."""
+        if self.host == NO_HOST:
+            super().turn()
+            return
+        lib.aiordma_simulated_turn()
+        super().turn()
+        due = lib.aiordma_simulated_turn()
+        if due not in (NEVER, self._engine_is_due):
+            self._turns.wake_at(due, self)
+        self._engine_is_due = due
+        if self._descriptors is not None:
+            lib.aiordma_simulated_wake(self._descriptors)

@@ -1,0 +1,423 @@
+"""Hosts, time, the network and its faults, as a scenario's author meets them."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+import aiordma.testing
+from aiordma import streams
+from aiordma.testing import Host, OwnershipError, Simulation, SimulationError, simulate, simulated
+from tests.unit.sources import ROOT
+
+pytestmark = pytest.mark.natively
+
+PORT = 7471
+
+
+async def echo(connection: aiordma.Connection) -> None:
+    async for message in connection:
+        await connection.send(message)
+
+
+async def serve(host: Host, handle: Callable[[aiordma.Connection], Any] = echo) -> None:
+    async with aiordma.listen(host.address, PORT, device="software") as listener:
+        await listener.serve(handle)
+
+
+async def two_hosts(
+    simulation: Simulation, handle: Callable[[aiordma.Connection], Any] = echo
+) -> tuple[Host, Host]:
+    """A server's host, whose server listens, and a client's."""
+    server, client = simulation.host("server"), simulation.host("client")
+    simulation.link(latency=0.001)
+    server.run(serve, server, handle)
+    await asyncio.sleep(0.1)
+    return server, client
+
+
+async def ask(host: Host, times: int = 1, pause: float = 0.0) -> float:
+    """Exchange messages; returns how long the last one took."""
+    took = 0.0
+    async with aiordma.connect(host.address, PORT, device="software") as connection:
+        for number in range(times):
+            began = asyncio.get_running_loop().time()
+            await connection.send(bytes([number]))
+            assert await connection.receive() == bytes([number])
+            took = asyncio.get_running_loop().time() - began
+            await asyncio.sleep(pause)
+    return took
+
+
+# -- time ------------------------------------------------------------------------------------
+
+
+def test_an_hour_of_sleep_takes_no_time() -> None:
+    async def scenario(simulation: Simulation) -> float:
+        await asyncio.sleep(3600)
+        with anyio.move_on_after(3600):
+            await anyio.sleep_forever()
+        return simulation.now
+
+    began = time.monotonic()
+    assert simulate(scenario) == pytest.approx(7200)
+    assert time.monotonic() - began < 60
+
+
+def test_a_message_takes_the_latency_and_its_size_of_the_bandwidth() -> None:
+    async def scenario(simulation: Simulation) -> tuple[float, float]:
+        server, client = await two_hosts(simulation)
+        simulation.link(server, client, latency=0.25)
+        simulation.link(client, server, latency=0.5)
+        slow = await client.run(ask, server)
+        simulation.link(server, client, latency=0.0, bandwidth=100)
+        simulation.link(client, server, latency=0.0)
+        return slow, await client.run(ask, server)
+
+    latency, bandwidth = simulate(scenario)
+    assert 0.749 < latency < 0.76
+    assert bandwidth > 0.2  # a message of 1 byte is more than 20 on the wire
+
+
+def test_a_host_has_a_clock_of_its_own() -> None:
+    async def scenario(simulation: Simulation) -> tuple[float, float]:
+        async def sleep() -> float:
+            began = asyncio.get_running_loop().time()
+            await asyncio.sleep(10)
+            return asyncio.get_running_loop().time() - began
+
+        fast = simulation.host("fast")
+        fast.set_clock_rate(2)
+        began = simulation.now
+        shown = await fast.run(sleep)
+        return shown, simulation.now - began
+
+    shown, passed = simulate(scenario)
+    assert (round(shown, 3), round(passed, 3)) == (10, 5)
+
+
+# -- one seed, one run -----------------------------------------------------------------------
+
+SCRIPT = """
+import asyncio
+from aiordma.testing import simulate
+from tests.simulation.test_simulation import ask, two_hosts
+
+async def scenario(simulation):
+    server, client = await two_hosts(simulation)
+    simulation.link(latency=0.001, jitter=0.01, loss=0.05)
+    others = [simulation.host() for _ in range(3)]
+    await asyncio.gather(*(each.run(ask, server, 10) for each in (client, *others)))
+    print("\\n".join(simulation.trace))
+
+simulate(scenario, seed=7)
+simulate(scenario, seed=8)
+"""
+
+
+def test_two_processes_with_other_hashes_have_the_same_trace() -> None:
+    traces = [
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": str(number)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for number in (1, 2)
+    ]
+    assert traces[0] == traces[1]
+    one, other = traces[0].split("0.000000001 server: runs serve\n")[1:]
+    assert one != other
+
+
+# -- faults ----------------------------------------------------------------------------------
+
+
+def test_a_crashed_host_answers_again_when_it_has_booted() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        server, client = await two_hosts(simulation)
+        asking = client.run(ask, server, 1000, 0.01)
+        await asyncio.sleep(1)
+        server.crash()
+        assert not server.is_up
+        with pytest.raises(aiordma.RetryExceededError):
+            await asking
+        with pytest.raises(aiordma.ConnectTimeoutError):
+            await client.run(ask, server)
+        server.boot()
+        with pytest.raises(aiordma.RejectedError):  # its program does not run
+            await client.run(ask, server)
+        server.run(serve, server)
+        await asyncio.sleep(0.1)
+        await client.run(ask, server)
+
+    simulate(scenario)
+
+
+def test_a_crashed_hosts_tasks_do_nothing_more() -> None:
+    ended: list[str] = []
+
+    async def scenario(simulation: Simulation) -> None:
+        async def work() -> None:
+            try:
+                await asyncio.sleep(1)
+            finally:
+                ended.append("work")
+
+        host = simulation.host()
+        host.run(work)
+        await asyncio.sleep(0.5)
+        host.crash()
+        await asyncio.sleep(10)
+
+    simulate(scenario)
+    assert ended == []
+
+
+def test_a_short_cut_of_the_network_is_a_delay() -> None:
+    async def scenario(simulation: Simulation) -> float:
+        server, client = await two_hosts(simulation)
+        asking = client.run(ask, server, 2, 1.0)
+        await asyncio.sleep(0.5)
+        simulation.link(client, server, cut=True)  # this way only
+        await asyncio.sleep(0.8)
+        simulation.heal()
+        return await asking
+
+    assert simulate(scenario) > 0.1
+
+
+def test_a_long_cut_of_the_network_ends_a_connection() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        server, client = await two_hosts(simulation)
+        asking = client.run(ask, server, 100, 0.1)
+        await asyncio.sleep(1)
+        simulation.partition(server, (client,))
+        with pytest.raises(aiordma.RetryExceededError):
+            await asking
+
+    simulate(scenario)
+
+
+def test_a_frozen_host_goes_on_where_it_was() -> None:
+    async def scenario(simulation: Simulation) -> float:
+        server, client = await two_hosts(simulation)
+        asking = client.run(ask, server, 1)
+        server.freeze()
+        await asyncio.sleep(5)
+        server.thaw()
+        await asking
+        return simulation.now
+
+    assert simulate(scenario) > 5
+
+
+def test_lost_datagrams_stay_lost() -> None:
+    async def scenario(simulation: Simulation) -> int:
+        receiver, sender = simulation.host(), simulation.host()
+
+        async def receive() -> int:
+            count = 0
+            async with await aiordma.open_datagram(
+                receiver.address, PORT, device="software"
+            ) as datagram:
+                with anyio.move_on_after(60):
+                    while True:
+                        await datagram.receive()
+                        count += 1
+            return count
+
+        async def send() -> None:
+            async with await aiordma.open_datagram(
+                sender.address, 0, device="software"
+            ) as datagram:
+                peer = await datagram.resolve(receiver.address, PORT)
+                simulation.link(loss=0.5)
+                for _ in range(100):
+                    await datagram.send(b"datagram", peer)
+                    await asyncio.sleep(0.01)
+
+        received = receiver.run(receive)
+        await asyncio.sleep(0.1)
+        await sender.run(send)
+        return await received
+
+    assert 20 < simulate(scenario) < 80
+
+
+# -- what programs do --------------------------------------------------------------------------
+
+
+def test_streams_run_unchanged() -> None:
+    async def scenario(simulation: Simulation) -> bytes:
+        server, client = simulation.host(), simulation.host()
+        simulation.link(latency=0.001, jitter=0.001)
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write((await reader.readexactly(100_000))[::-1])
+            await writer.drain()
+            writer.close()
+
+        async def listen() -> None:
+            async with await streams.start_server(answer, server.address, PORT) as listening:
+                await listening.serve_forever()
+
+        async def send() -> bytes:
+            reader, writer = await streams.open_connection(client_target, PORT)
+            writer.write(bytes(range(250)) * 400)
+            data = await reader.read()
+            writer.close()
+            await writer.wait_closed()
+            return data
+
+        client_target = server.address
+        server.run(listen)
+        await asyncio.sleep(0.1)
+        return await client.run(send)
+
+    assert simulate(scenario) == (bytes(range(250)) * 400)[::-1]
+
+
+def test_a_host_cannot_use_what_is_another_hosts() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        server, client = await two_hosts(simulation)
+        opened: list[aiordma.Connection] = []
+
+        async def open_one() -> None:
+            opened.append(await aiordma.connect(server.address, PORT, device="software"))
+
+        async def use() -> None:
+            await opened[0].send(b"from elsewhere")
+
+        await client.run(open_one)
+        with pytest.raises(aiordma.ForkError):
+            await server.run(use)
+
+    simulate(scenario)
+
+
+def test_memory_that_changes_under_a_request_is_reported_with_the_line() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        server, client = await two_hosts(simulation)
+
+        async def change() -> None:
+            async with aiordma.connect(server.address, PORT, device="software") as connection:
+                memory = connection.register(bytearray(b"x" * 60_000))
+                request = connection.post_send(memory[:1000])  # this line
+                memory.view[5] = 0
+                await request
+
+        await client.run(change)
+
+    line = next(
+        number
+        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if "# this line" in text and "post_send" in text
+    )
+    with pytest.raises(OwnershipError, match=rf"test_simulation\.py:{line}"):
+        simulate(scenario)
+
+
+def test_memory_that_a_receive_waits_for_has_no_data() -> None:
+    async def scenario(simulation: Simulation) -> bytes:
+        server, client = await two_hosts(simulation)
+
+        async def look() -> bytes:
+            async with aiordma.connect(
+                server.address, PORT, device="software", receive_buffers=0
+            ) as connection:
+                memory = connection.register(bytearray(8), aiordma.Access.LOCAL_WRITE)
+                request = connection.post_recv(memory[:])
+                before = bytes(memory.view)
+                await connection.send(b"12345678")
+                await request
+                assert bytes(memory.view) == b"12345678"
+                return before
+
+        return await client.run(look)
+
+    assert simulate(scenario) == b"\xdb" * 8
+
+
+# -- how a run ends ----------------------------------------------------------------------------
+
+
+def test_tasks_that_wait_for_each_other_are_an_error() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(SimulationError, match="nothing will ever happen"):
+        simulate(scenario)
+
+
+def test_the_limit_of_virtual_time_is_an_error() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        while True:
+            await asyncio.sleep(1)
+
+    with pytest.raises(SimulationError, match="after 60 s"):
+        simulate(scenario, limit=60)
+
+
+def test_an_error_that_nobody_awaits_fails_the_run() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        async def fail() -> None:
+            raise ZeroDivisionError
+
+        simulation.host().run(fail)
+        await asyncio.sleep(1)
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        simulate(scenario, seed=5)
+    assert "seed 5" in caught.value.__notes__[-1]
+    assert "host1: runs fail" in caught.value.__notes__[-1]
+
+
+def test_a_run_has_no_effect_on_the_device_outside() -> None:
+    async def real() -> None:
+        async with aiordma.testing.connected_pair(device="software") as (client, server):
+            await client.send(b"before")
+            assert await server.receive() == b"before"
+
+    async def scenario(simulation: Simulation) -> None:
+        server, client = await two_hosts(simulation)
+        await client.run(ask, server)
+
+    asyncio.run(real())
+    before = aiordma.testing.software_objects()
+    simulate(scenario)
+    assert aiordma.testing.software_objects() == before
+    asyncio.run(real())
+
+
+def test_a_simulation_inside_of_another_is_refused() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        simulate(scenario)
+
+    with pytest.raises(RuntimeError):
+        simulate(scenario)
+
+
+seen: list[int] = []
+
+
+@simulated(seeds=3)
+async def test_the_decorator_runs_a_test_for_each_seed(simulation: Simulation) -> None:
+    seen.append(simulation.seed)
+
+
+def test_the_environment_names_one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    del seen[:]
+    monkeypatch.setenv("AIORDMA_SEED", "12")
+    test_the_decorator_runs_a_test_for_each_seed()
+    assert seen == [12]
