@@ -149,9 +149,9 @@ def backports(again: bool = False) -> tuple[str, ...]:
     return _only("backports", f"deb {{}} {BACKPORTS} main", again)
 
 
-def sources_of_next_release() -> tuple[str, ...]:
-    """Options by which apt-get sees the sources of Debian's next release, as `backports` does."""
-    return _only("sources", f"deb-src {{}} {NEXT_RELEASE} main", again=False)
+def sources_of(release: str) -> tuple[str, ...]:
+    """Options by which apt-get sees the sources of a release of Debian, as `backports` does."""
+    return _only(f"sources-{release}", f"deb-src {{}} {release} main", again=False)
 
 
 def _only(name: str, line: str, again: bool) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def prepare(target: Path) -> None:
 def build(directory: Path) -> None:
     """Leave valkey-server in `directory`."""
     packages.ensure(packages.VALKEY)
-    options = packages.sources_of_next_release()
+    options = packages.sources_of(packages.NEXT_RELEASE)
     with tempfile.TemporaryDirectory(prefix="build.", dir=directory) as scratch:
         work = Path(scratch)
         command = ("source", "--download-only", "--only-source", "--tar-only", "valkey")
