@@ -79,7 +79,7 @@ suites: venv
 	@.venv/bin/python -m pytest -q -s -rs -p no:cacheprovider tests/ray tests/tensors
 
 ## make soak            1,000 connections, a million messages, ...; SOAK=part SOAK_SCALE=factor
-# About eight minutes. The figures are printed, and written to build/soak.json.
+# About twelve minutes. The figures are printed, and written to build/soak.json.
 export SOAK_SCALE ?= 1
 soak: venv
 	@.venv/bin/python -m tests.soak $(SOAK)

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from aiordma._base.process import here
@@ -18,6 +19,8 @@ __all__ = ("OwnershipError", "Scheduler", "SimulationError")
 
 END_SECONDS = 300.0
 """Virtual time that tasks have to end when they are cancelled."""
+LINGER_SECONDS = 3.0
+"""What the device's streams take to end, after their queue pairs."""
 KEPT_EVENTS = 100_000
 
 ENGINE_PROCESSES = 1 << 30
@@ -213,11 +216,12 @@ class Scheduler:
             for task in sorted(asyncio.all_tasks(loop), key=lambda each: each.get_name()):
                 task.cancel()
         end = self.now + round(END_SECONDS * SECOND)
-        while any(asyncio.all_tasks(loop) for loop in loops) and self.now < end:
-            try:
+        with suppress(SimulationError):
+            while any(asyncio.all_tasks(loop) for loop in loops) and self.now < end:
                 self.step()
-            except SimulationError:
-                break
+            end = self.now + round(LINGER_SECONDS * SECOND)
+            while self.now < end:
+                self.step()
 
     def close(self, own: SimulatedLoop) -> None:
         """Close the loops, and what is open on them. Be outside again."""

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import anyio
 
-from . import connects, grants, many, sigint, slow, threads
+from . import connects, grants, many, sigint, simulated, slow, threads
 from .figures import Figure
 
 PARTS: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
@@ -18,6 +18,7 @@ PARTS: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "connects": connects.connects,
     "grants": grants.grants,
     "sigint": sigint.sigint,
+    "simulated": simulated.simulated,
     "slow_readers": slow.slow_readers,
     "eight_loops": threads.eight_loops,
 }

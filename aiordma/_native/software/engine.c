@@ -110,7 +110,7 @@ static int patience(uint64_t deadline)
 {
     if (deadline == UINT64_MAX)
         return -1;
-    uint64_t time = sw_system->now();
+    uint64_t time = sw_operating_system.now();
     if (deadline <= time)
         return 0;
     uint64_t left = (deadline - time + 999999) / 1000000;
@@ -119,7 +119,8 @@ static int patience(uint64_t deadline)
 
 /*
  * Sleep until a descriptor is ready or a timer is due, with the lock released. The program's thread
- * can set the first timer anew meanwhile (progress.c). This then takes no lock.
+ * can set the first timer anew meanwhile (progress.c). This then takes no lock. A simulation, in
+ * which the thread has no part, can begin and end meanwhile.
  */
 static int await_work(struct epoll_event *events)
 {
@@ -131,8 +132,8 @@ static int await_work(struct epoll_event *events)
         /* A timer that was set before does not ring the bell. One that is set later does. */
         if (__atomic_load_n(&thread.next_deadline, __ATOMIC_SEQ_CST) < deadline)
             continue;
-        count = sw_system->epoll_wait(thread.epoll, events, BATCH, patience(deadline));
-        if (sw_system->now() >= __atomic_load_n(&thread.next_deadline, __ATOMIC_SEQ_CST))
+        count = sw_operating_system.epoll_wait(thread.epoll, events, BATCH, patience(deadline));
+        if (sw_operating_system.now() >= __atomic_load_n(&thread.next_deadline, __ATOMIC_SEQ_CST))
             break;
     }
     __atomic_store_n(&thread.sleeps_until, 0, __ATOMIC_SEQ_CST);

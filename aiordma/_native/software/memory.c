@@ -757,6 +757,7 @@ static int advise_mr(struct ibv_pd *domain, enum ib_uverbs_advise_mr_advice advi
 void sw_memory_forked(void)
 {
     /* The parent's objects stay in memory, unused. */
+    free(keys.buckets);
     memset(&keys, 0, sizeof(keys));
 }
 

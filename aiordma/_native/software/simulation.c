@@ -66,6 +66,15 @@ static void put_in_place(struct sw_host *host)
     in_place = host;
 }
 
+/* The host's program is over. What it has not closed stays in memory, as after a fork. */
+static void forget(struct sw_host *host)
+{
+    put_in_place(host);
+    sw_engine_forked();
+    sw_memory_forked();
+    put_in_place(NULL);
+}
+
 int aiordma_simulation_begin(uint64_t seed, int scrambles, void (*posted)(uint64_t, uint32_t))
 {
     if (sw_system->is_simulated)
@@ -91,7 +100,8 @@ void aiordma_simulation_end(void)
 {
     if (!sw_system->is_simulated)
         return;
-    put_in_place(NULL);
+    for (int i = 0; i < sw_network.host_count; i++)
+        forget(sw_network.hosts[i]);
     sw_network_clear();
     free(outside);
     outside = NULL;
@@ -135,8 +145,8 @@ void aiordma_simulated_crash(int number)
 
     if (!host)
         return;
-    if (host == in_place)
-        aiordma_simulated_enter(-1);
+    forget(host);
+    sw_network.current = NULL;
     sw_network_crash(host);
     host->is_up = 0;
     memset(host->state, 0, state_size());
