@@ -20,7 +20,10 @@ OURS = ("/aiordma/_native/", "/tests/sanitizers/fault.c")
 EXTENSIONS = ("_binding", "_engine")
 
 # What is run, without the loops whose C is the same.
-TESTS = ("tests/unit", "tests/device", "tests/faults", "tests/attacks")
+TESTS = (
+    *("tests/unit", "tests/device", "tests/faults", "tests/attacks"),
+    "tests/simulation/test_simulation.py",
+)
 LOOPS = ("uvloop", "trio")
 # Tests of the repository itself, which run no C of ours; those that start compilers, which the
 # sanitizers' runtimes would be loaded into; and those that have their own place before the C
