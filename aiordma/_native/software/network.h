@@ -1,6 +1,6 @@
 /*
- * Simulated hosts and the network between them, in memory: descriptors, epolls, TCP and UDP
- * sockets. A part of the simulation: the device knows the table in system.h only.
+ * Simulated hosts, the paths between them, and their time. A part of the simulation: the device
+ * knows the table in system.h only.
  */
 #ifndef AIORDMA_SOFTWARE_NETWORK_H
 #define AIORDMA_SOFTWARE_NETWORK_H
@@ -46,18 +46,41 @@ struct sw_network {
 };
 extern struct sw_network sw_network;
 
-extern const struct sw_system_calls sw_simulated_system;
-
 uint64_t sw_network_random(void);
 struct sw_host *sw_network_host(void);
 struct aiordma_simulated_link *sw_network_path(struct sw_host *from, const struct sw_host *to);
-/* The host has lost its power: its sockets are gone, and nobody is told. */
-void sw_network_crash(struct sw_host *host);
-/* Its host is awake if something is ready in this epoll. */
-void sw_network_wake(int epoll);
 /* Deliver what is due by this time. */
 void sw_network_advance(uint64_t now);
-/* Drop all hosts, descriptors, and what is on its way. */
-void sw_network_clear(void);
+
+/* Note what arrived, or was lost. */
+void sw_trace(const struct sw_host *from, const struct sw_host *to,
+              enum aiordma_simulated_kind kind, uint32_t size);
+double sw_chance(void); /* 0 to 1 */
+
+/* Call a timer's function at this time, or never. */
+void sw_call_at(struct sw_timer *timer, uint64_t time, void (*expired)(struct sw_timer *));
+void sw_call_never(struct sw_timer *timer);
+
+/* Addresses, IPv4 and IPv6. */
+int sw_is_loopback(const struct sockaddr *address);
+int sw_is_any(const struct sockaddr *address);
+int sw_is_same_address(const struct sockaddr *one, const struct sockaddr *other);
+in_port_t *sw_port_in(struct sockaddr_storage *address);
+const struct sockaddr *sw_as_address(const struct sockaddr_storage *address);
+socklen_t sw_size_of_address(sa_family_t family);
+struct sockaddr_storage sw_loopback_of(int family);
+int sw_host_has(const struct sw_host *host, const struct sockaddr *address);
+struct sw_host *sw_host_at(struct sw_host *from,
+                           const struct sockaddr *address); /* NULL: none has it */
+/* The host's own address on the way to another. Returns 0 if it has none of that family. */
+int sw_address_towards(const struct sw_host *host, const struct sockaddr *to,
+                       struct sockaddr_storage *own);
+
+const struct aiordma_simulated_link *sw_link_to(const struct sw_host *from,
+                                                const struct sw_host *to);
+uint64_t sw_latency(const struct aiordma_simulated_link *link); /* for the next packet */
+int sw_is_open(const struct sw_host *from,
+               const struct sw_host *to); /* whether something can go this way now */
+void sw_wake_host(struct sw_host *host);  /* it has something to do */
 
 #endif

@@ -15,7 +15,8 @@
 #include "gids.h"
 #include "identifier.h"
 #include "memory.h"
-#include "network.h"
+#include "descriptors.h"
+#include "simulated.h"
 #include "stream.h"
 
 static const struct sw_state *const states[] = {
