@@ -31,6 +31,7 @@ from aiordma.streams import Stream
 from aiordma.testing.faults import Faults, end_left, entered
 from aiordma.testing.leaks import software_objects
 from aiordma.testing.pairs import Fabric, connected_pair, fabric, serving_listener, stream_pair
+from aiordma.testing.simulation import simulated
 from aiordma.verbs import Device
 from aiordma.verbs.identifier import EventChannel, Identifier
 
@@ -249,6 +250,18 @@ def rdma_fabric(
     """`async with rdma_fabric(4) as fabric`: endpoints that are all connected; `fabric[i, j]` is
     the end of `i` of its connection with `j`."""
     return _Opener("rdma_fabric(2)", fabric, address=rdma_address, device=rdma_device)
+
+
+@pytest.fixture
+def rdma_simulated() -> Callable[..., None]:
+    """`rdma_simulated(scenario, seeds=100)`: run a scenario once for each seed, as
+    `aiordma.testing.simulated` does. It gets a `Simulation`, and its hosts have devices of their
+    own. For a test that is a plain function."""
+
+    def run(scenario: Callable[..., Any], seeds: int = 100, *, limit: float = 86400.0) -> None:
+        simulated(seeds, limit=limit)(scenario)()
+
+    return run
 
 
 @pytest.fixture

@@ -392,6 +392,13 @@ def _explain(error: BaseException, scheduler: Scheduler, seed: int) -> None:
     )
 
 
+def _only_seed() -> list[int]:
+    text = os.environ.get(SEED, "")
+    if text and not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"{SEED}={text!r}: give the seed of one run, a whole number")
+    return [int(text)] if text else []
+
+
 def simulated(
     seeds: int = 100, *, limit: float = 86400.0
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
@@ -401,13 +408,15 @@ def simulated(
     Args:
         seeds: how many.
         limit: seconds of virtual time of each run.
+
+    Raises:
+        ValueError: by the decorated test: AIORDMA_SEED is no whole number.
     """
 
     def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
         @functools.wraps(test)
         def run(*arguments: Any, **options: Any) -> None:
-            only = os.environ.get(SEED)
-            for seed in [int(only)] if only else range(seeds):
+            for seed in _only_seed() or range(seeds):
                 simulate(
                     lambda simulation: test(simulation, *arguments, **options),
                     seed=seed,

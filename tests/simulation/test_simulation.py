@@ -416,8 +416,18 @@ async def test_the_decorator_runs_a_test_for_each_seed(simulation: Simulation) -
     seen.append(simulation.seed)
 
 
-def test_the_environment_names_one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_one_seed(
+    monkeypatch: pytest.MonkeyPatch, rdma_simulated: Callable[..., None]
+) -> None:
     del seen[:]
+
+    async def scenario(simulation: Simulation) -> None:
+        seen.append(simulation.seed)
+
+    rdma_simulated(scenario, seeds=2)
     monkeypatch.setenv("AIORDMA_SEED", "12")
-    test_the_decorator_runs_a_test_for_each_seed()
-    assert seen == [12]
+    rdma_simulated(scenario, seeds=2)
+    assert seen == [0, 1, 12]
+    monkeypatch.setenv("AIORDMA_SEED", "twelve")
+    with pytest.raises(ValueError, match="AIORDMA_SEED='twelve'"):
+        rdma_simulated(scenario)
