@@ -7,6 +7,7 @@ import os
 import random
 import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -72,7 +73,7 @@ class Scheduler:
 
     def __init__(self, seed: int) -> None:
         self.random: random.Random = random.Random(seed)
-        self.now = 1
+        self.now: int = 1
         self.names: list[str] = []
         self.loops: dict[int, SimulatedLoop] = {}
         self.frozen: set[int] = set()
@@ -87,7 +88,11 @@ class Scheduler:
         self._awake: list[SimulatedLoop] = []
         self._timers: list[tuple[int, int, SimulatedLoop]] = []
         self._order = itertools.count()
-        self._outside = here.pid, set_engine_process(0), system.now
+        self._outside: tuple[int, int, Callable[[], float]] = (0, 0, system.now)
+
+    def begin(self) -> None:
+        """Take the place of the system: the clock, the process, threads."""
+        self._outside = here.pid, set_engine_process(ENGINE_PROCESSES), system.now
         system.is_simulated = True
 
     # -- waking --------------------------------------------------------------------------------

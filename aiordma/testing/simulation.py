@@ -353,6 +353,7 @@ def simulate(
     scheduler = Scheduler(seed)
     error = lib.aiordma_simulation_begin(seed, any_order, scheduler.posted)
     check_positive_errno(error, "aiordma_simulation_begin")
+    scheduler.begin()
     own = SimulatedLoop(scheduler, NO_HOST, "the scenario")
     try:
         return _run(scheduler, own, scenario, Simulation(scheduler, seed), limit)
