@@ -9,16 +9,16 @@ from asyncio import _get_running_loop
 from asyncio.constants import _SendfileMode
 from asyncio.sslproto import SSLProtocol
 from asyncio.transports import _FlowControlMixin
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = (
     "FALLBACK",
     "FlowControlMixin",
-    "LoopOfTurns",
     "SSLProtocol",
     "expect_unfinished",
     "is_nested",
+    "leave_the_system",
     "running_asyncio_loop",
     "secured_transport",
 )
@@ -48,34 +48,25 @@ def secured_transport(protocol: SSLProtocol) -> Any:
     return protocol._app_transport
 
 
-class LoopOfTurns(asyncio.BaseEventLoop):
-    """asyncio's loop without descriptors and threads of its own. Subclasses know what is ready, and
-    the time. `turn` runs one turn."""
+class _Selector:
+    """What BaseEventLoop asks for descriptors that are ready. It never waits."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._selector = self
-        self._clock_resolution = 0.0  # no timer is due before its time
-
-    def take_ready(self) -> Sequence[tuple[int, int]]:
-        """Return the descriptors that are ready, with their events."""
-        raise NotImplementedError
-
-    def serve(self, ready: Sequence[tuple[int, int]]) -> None:
-        """Schedule the callbacks of descriptors that are ready."""
-        raise NotImplementedError
-
-    def turn(self) -> None:
-        """Run the callbacks that are ready, and those of timers that are due."""
-        self.stop()  # before run_forever: it runs one turn, and ends
-        self.run_forever()
+    def __init__(self, take_ready: Callable[[], Sequence[tuple[int, int]]]) -> None:
+        self._take_ready = take_ready
 
     def select(self, timeout: float | None) -> Sequence[tuple[int, int]]:
-        """What BaseEventLoop asks of a selector."""
-        return self.take_ready()
+        return self._take_ready()
 
-    def _process_events(self, event_list: Sequence[tuple[int, int]]) -> None:
-        self.serve(event_list)
 
-    def _write_to_self(self) -> None:
-        pass  # no other thread has anything for this loop
+def leave_the_system(
+    loop: asyncio.BaseEventLoop,
+    take_ready: Callable[[], Sequence[tuple[int, int]]],
+    serve: Callable[[Sequence[tuple[int, int]]], None],
+) -> None:
+    """Let the loop have no descriptors, threads and clock of the system's. It passes what
+    `take_ready` returns to `serve`, which schedules callbacks."""
+    replaced: Any = loop
+    replaced._selector = _Selector(take_ready)
+    replaced._process_events = serve
+    replaced._write_to_self = lambda: None  # no other thread has anything for it
+    replaced._clock_resolution = 0.0  # no timer is due before its time

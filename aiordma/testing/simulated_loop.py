@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import Any, Protocol, TypeVar
 
-from aiordma._loop.private import LoopOfTurns
+from aiordma._loop.private import leave_the_system
 from aiordma._native import ffi, lib
 
 __all__ = ("MOST_EVENTS", "NEVER", "NO_HOST", "SECOND", "SimulatedLoop", "Turns")
@@ -40,7 +40,7 @@ class Turns(Protocol):
         """The loops' exception handler."""
 
 
-class SimulatedLoop(LoopOfTurns):
+class SimulatedLoop(asyncio.BaseEventLoop):
     """See the module.
 
     Attributes:
@@ -63,6 +63,7 @@ class SimulatedLoop(LoopOfTurns):
         self._callbacks: dict[int, dict[int, tuple[Callable[..., object], tuple[Any, ...]]]] = {}
         self._fds = ffi.new("int[]", MOST_EVENTS)
         self._events = ffi.new("uint32_t[]", MOST_EVENTS)
+        leave_the_system(self, self._take_ready, self._serve)
         self.set_exception_handler(turns.failed)
 
     def __repr__(self) -> str:
@@ -166,7 +167,7 @@ class SimulatedLoop(LoopOfTurns):
         """As asyncio's."""
         return self._remove(fd, EVENT_WRITE)
 
-    def take_ready(self) -> list[tuple[int, int]]:
+    def _take_ready(self) -> list[tuple[int, int]]:
         """Return the host's descriptors that are ready, in an order that the seed decides."""
         if self._descriptors is None:
             return []
@@ -174,7 +175,7 @@ class SimulatedLoop(LoopOfTurns):
         count = lib.aiordma_simulated_ready(self._descriptors, fds, events, MOST_EVENTS)
         return [(fds[i], events[i]) for i in range(count)]
 
-    def serve(self, ready: Sequence[tuple[int, int]]) -> None:
+    def _serve(self, ready: Sequence[tuple[int, int]]) -> None:
         """Schedule the callbacks of descriptors that are ready."""
         for fd, events in ready:
             wanted = self._callbacks.get(fd, {})
@@ -185,13 +186,17 @@ class SimulatedLoop(LoopOfTurns):
 
     # -- turns ---------------------------------------------------------------------------------
 
+    def _run_ready(self) -> None:
+        self.stop()  # before run_forever: it runs one turn, and ends
+        self.run_forever()
+
     def turn(self) -> None:
         """Serve the device, and run the callbacks that are ready."""
         if self.host == NO_HOST:
-            super().turn()
+            self._run_ready()
             return
         lib.aiordma_simulated_turn()
-        super().turn()
+        self._run_ready()
         due = lib.aiordma_simulated_turn()
         if due not in (NEVER, self._engine_is_due):
             self._turns.wake_at(due, self)

@@ -57,7 +57,7 @@ SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 # What the engine does wrong ends Python, which has no runtime for undefined behaviour in it.
 IN_PYTHONS_PROCESS = ("-fsanitize=address,undefined,fuzzer-no-link", "-fsanitize-trap=undefined")
 # The device's, in whose place is engine.c: threads, and what each of them serves.
-WITHOUT = ("engine.c", "progress.c")
+WITHOUT = ("engine.c", "progress.c", "simulation.c")
 # The system's, in whose place the fuzzers have their own: engine.c, sockets.c.
 REPLACED = (
     *("getrandom", "socket", "socketpair", "bind", "listen", "accept4", "connect", "close"),

@@ -44,7 +44,7 @@ class Loop:
         self.timers: list[Callable[[], None]] = []
         self.info: TcpInfo | None = TcpInfo(0, 0.0)
         monkeypatch.setattr("aiordma._runtime.tcp_silence.tcp_info", lambda *_: self.info)
-        monkeypatch.setattr("aiordma._runtime.tcp_silence.time.monotonic", lambda: self.time)
+        monkeypatch.setattr("aiordma._runtime.tcp_silence.system.now", lambda: self.time)
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Any:
         self.timers.append(callback)

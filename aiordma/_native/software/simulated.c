@@ -217,7 +217,7 @@ static int sim_blocks(int fd)
     return sw_object_of(fd) ? 0 : -1;
 }
 
-static int sim_poll(struct pollfd *wanted, nfds_t count, int milliseconds)
+static int sim_poll(struct pollfd *wanted, unsigned long count, int milliseconds)
 {
     (void)wanted, (void)count, (void)milliseconds;
     return sw_fail(ENOSYS); /* nothing blocks here */

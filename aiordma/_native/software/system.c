@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <net/if.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>

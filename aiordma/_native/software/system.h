@@ -10,13 +10,14 @@
 
 #include <ifaddrs.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+
+struct pollfd;
 
 struct sw_system_calls {
     int is_simulated; /* nothing blocks, and there is no thread: sw_engine_turn is the engine's */
@@ -26,7 +27,7 @@ struct sw_system_calls {
 
     int (*close)(int fd);
     int (*blocks)(int fd); /* 1: it has no O_NONBLOCK; 0: it has; -1 and errno */
-    int (*poll)(struct pollfd *wanted, nfds_t count, int milliseconds);
+    int (*poll)(struct pollfd *wanted, unsigned long count, int milliseconds);
 
     int (*eventfd)(unsigned int count, int flags);
     void (*ring)(int eventfd);  /* add 1 */
