@@ -268,7 +268,8 @@ void sw_engine_forked(void)
     }
     free(engine.slots);
     memset(&engine, 0, sizeof(engine));
-    memset(&thread, 0, sizeof(thread));
+    if (!sw_system->is_simulated) /* a simulated host has no thread: it is the program's own */
+        memset(&thread, 0, sizeof(thread));
 }
 
 static struct epoll_event event_of(const struct sw_watch *watch)
