@@ -173,18 +173,31 @@ void sw_detach_object(struct sw_object *object)
     }
 }
 
+/* The object is dropped before a program has accepted it. */
+static void leave_listener(struct sw_object *object)
+{
+    struct sw_object *listener = object->listener, **at;
+
+    if (!listener)
+        return;
+    for (at = &listener->waits; *at != object; at = &(*at)->next_waiting)
+        ;
+    *at = object->next_waiting;
+    if (!*at)
+        listener->last_waiting = at;
+    listener->waiting--;
+}
+
 void sw_drop_object(struct sw_object *object)
 {
     sw_detach_object(object);
+    leave_listener(object);
     sw_call_never(&object->flight);
     sw_call_never(&object->answer);
     sw_free_pieces(&object->arrived);
     sw_free_pieces(&object->flying);
-    while (object->waits) {
-        struct sw_object *waiting = object->waits;
-        object->waits = waiting->next_waiting;
-        sw_drop_object(waiting);
-    }
+    while (object->waits)
+        sw_drop_object(object->waits);
     if (object->peer)
         object->peer->peer = NULL;
     *object->link = object->next;

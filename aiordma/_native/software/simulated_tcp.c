@@ -92,6 +92,20 @@ static void break_stream(struct sw_object *object, int error)
     sw_object_changed(object);
 }
 
+/* The first piece has not arrived, or nobody has answered it: send it again after a time. */
+static void fly_again(struct sw_object *object)
+{
+    if (!object->flying.first)
+        return;
+    if (object->attempts++ >= MOST_ATTEMPTS) {
+        break_stream(object, ETIMEDOUT);
+        return;
+    }
+    object->flying.first->due =
+        sw_network.now + again_after(object->attempts, AGAIN_MILLISECONDS, MOST_AGAIN_MILLISECONDS);
+    fly(object);
+}
+
 static void reset_arrives(struct sw_timer *timer)
 {
     struct sw_object *object = SW_CONTAINER(timer, struct sw_object, answer);
@@ -99,7 +113,7 @@ static void reset_arrives(struct sw_timer *timer)
     if (!sw_is_open(object->peer_host, object->host)) {
         /* It is lost. What this side sends again is answered by another one. */
         if (object->is_connected)
-            fly(object);
+            fly_again(object);
         else
             request_again(object);
         return;
@@ -161,14 +175,7 @@ static void piece_is_due(struct sw_timer *timer)
     struct sw_object *object = SW_CONTAINER(timer, struct sw_object, flight);
 
     if (!sw_is_open(object->host, object->peer_host)) {
-        if (object->attempts++ >= MOST_ATTEMPTS) {
-            break_stream(object, ETIMEDOUT);
-            return;
-        }
-        object->flying.first->due =
-            sw_network.now +
-            again_after(object->attempts, AGAIN_MILLISECONDS, MOST_AGAIN_MILLISECONDS);
-        fly(object);
+        fly_again(object);
         return;
     }
     if (!object->peer) { /* nobody has this connection there */
