@@ -21,6 +21,7 @@ __all__ = (
     "leave_the_system",
     "running_asyncio_loop",
     "secured_transport",
+    "timers",
 )
 
 FlowControlMixin = _FlowControlMixin
@@ -70,3 +71,8 @@ def leave_the_system(
     replaced._process_events = serve
     replaced._write_to_self = lambda: None  # no other thread has anything for it
     replaced._clock_resolution = 0.0  # no timer is due before its time
+
+
+def timers(loop: asyncio.BaseEventLoop) -> list[asyncio.TimerHandle]:
+    """Return the loop's timers, cancelled ones too, in no order."""
+    return list(loop._scheduled)  # type: ignore[attr-defined]

@@ -23,6 +23,8 @@ END_SECONDS = 300.0
 LINGER_SECONDS = 3.0
 """What the device's streams take to end, after their queue pairs."""
 KEPT_EVENTS = 100_000
+TURNS_AT_ONCE = 1_000
+"""Of each loop: far more than a program needs that waits."""
 
 ENGINE_PROCESSES = 1 << 30
 """Added to the numbers of loops: the engine's own counts forks."""
@@ -82,9 +84,11 @@ class Scheduler:
         self.posted: Any = ffi.callback("void(uint64_t, uint32_t)", self._posted)
         self._posts: dict[tuple[int, int, int], str] = {}
         self._current = NO_HOST
+        self._turns = 0  # at this time
         self._traced = 0
         self._event = ffi.new("struct aiordma_simulated_event *")
         self._hosts = ffi.new("int[]", MOST_EVENTS)
+        self._after_turn: list[Callable[[], None]] = []
         self._awake: list[SimulatedLoop] = []
         self._timers: list[tuple[int, int, SimulatedLoop]] = []
         self._order = itertools.count()
@@ -99,16 +103,19 @@ class Scheduler:
 
     def wake(self, loop: SimulatedLoop) -> None:
         """Give the loop a turn soon."""
-        if not loop.is_awake:
+        if not loop.is_awake and not loop.is_lost:
             loop.is_awake = True
             self._awake.append(loop)
 
     def wake_at(self, when: int, loop: SimulatedLoop) -> None:
         """Give the loop a turn at this time."""
+        if loop.is_lost:
+            return
         heapq.heappush(self._timers, (when, next(self._order), loop))
 
     def forget(self, loop: SimulatedLoop) -> None:
-        """Give the loop no more turns."""
+        """Give the loop no more turns: what others schedule there never runs."""
+        loop.is_lost = True
         self._awake = [each for each in self._awake if each is not loop]
         self._timers = [each for each in self._timers if each[2] is not loop]
         heapq.heapify(self._timers)
@@ -122,6 +129,14 @@ class Scheduler:
                     self.wake(loop)
 
     # -- turns ---------------------------------------------------------------------------------
+
+    def between_turns(self, host: int, call: Callable[[], None]) -> None:
+        """Call a function that takes a host's device away: now, or after the host's own turn."""
+        if host == self._current:
+            self._after_turn.append(call)
+            return
+        call()
+        lib.aiordma_simulated_enter(self._current)  # the caller's turn goes on
 
     def enter(self, loop: SimulatedLoop) -> None:
         """Be the loop's host from now on: its process, its device, its clock."""
@@ -137,25 +152,46 @@ class Scheduler:
         enter_process(*self._outside[:2])
         system.now = self._outside[2]
 
+    def _next(self) -> int:
+        """When the next timer or arrival is."""
+        arrival: int = lib.aiordma_simulated_next()
+        return min([arrival, *(each[0] for each in self._timers[:1])])
+
+    def _most_turns(self) -> int:
+        """After so many turns at one time, time passes although loops are busy: a program polls."""
+        return TURNS_AT_ONCE * (1 + len(self.loops))
+
     def step(self) -> None:
         """Run one turn, or let time pass.
 
         Raises:
-            SimulationError: nothing will ever happen.
+            SimulationError: nothing will ever happen, or nothing that lets time pass.
         """
         self._wake_due()
         ready = [each for each in self._awake if each.host not in self.frozen]
-        if ready:
+        most = self._most_turns()
+        if ready and (self._turns < most or (self._turns < 100 * most and self._next() == NEVER)):
+            self._turns += 1
             loop = self.random.choice(ready)
             self._awake.remove(loop)
             loop.is_awake = False
             self.enter(loop)
             loop.turn()
+            self._current = NO_HOST
+            while self._after_turn:
+                self._after_turn.pop(0)()
         else:
-            when = min(lib.aiordma_simulated_next(), *(each[0] for each in self._timers[:1]), NEVER)
+            when = self._next()
             if when == NEVER:
-                raise SimulationError("nothing will ever happen: all tasks wait for each other")
-            self.now = max(self.now, when)
+                raise SimulationError(
+                    f"{self._turns} turns at one time, and time would bring nothing: a program "
+                    "loops without waiting for anything"
+                    if ready
+                    else "nothing will ever happen: all tasks wait for each other"
+                )
+            if when > self.now:
+                self.now = when
+                self._turns = 0
             lib.aiordma_simulated_advance(self.now)
         self._read_trace()
 
@@ -218,11 +254,11 @@ class Scheduler:
         self.frozen.clear()
         for loop in loops:
             self.enter(loop)
-            for task in sorted(asyncio.all_tasks(loop), key=lambda each: each.get_name()):
+            for task in loop.unfinished():
                 task.cancel()
         end = self.now + round(END_SECONDS * SECOND)
         with suppress(SimulationError):
-            while any(asyncio.all_tasks(loop) for loop in loops) and self.now < end:
+            while any(loop.unfinished() for loop in loops) and self.now < end:
                 self.step()
             end = self.now + round(LINGER_SECONDS * SECOND)
             while self.now < end:

@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
-from aiordma._loop.private import leave_the_system
+from aiordma._loop.private import leave_the_system, timers
 from aiordma._native import ffi, lib
 
 __all__ = ("MOST_EVENTS", "NEVER", "NO_HOST", "SECOND", "SimulatedLoop", "Turns")
@@ -47,6 +48,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         host: the number of its host; NO_HOST: it has none, and no device.
         process: a number that no other loop has: for the package, each is a process of its own.
         is_awake: whether it waits for a turn.
+        is_lost: whether its host has crashed: it has no more turns.
     """
 
     def __init__(self, turns: Turns, host: int, name: str) -> None:
@@ -54,6 +56,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.host = host
         self.process: int = next(_processes)
         self.is_awake = False
+        self.is_lost = False
         self._turns = turns
         self._name = name
         self._rate = 1.0
@@ -64,6 +67,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._fds = ffi.new("int[]", MOST_EVENTS)
         self._events = ffi.new("uint32_t[]", MOST_EVENTS)
         leave_the_system(self, self._take_ready, self._serve)
+        self._tasks: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
+        self._numbers = itertools.count()
         self.set_exception_handler(turns.failed)
 
     def __repr__(self) -> str:
@@ -83,18 +88,38 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         now = self.time()
         self._rate = rate
         self._offset = now - self._turns.now / SECOND * rate
+        for timer in timers(self):
+            self._wake_at(timer.when())
+
+    def _wake_at(self, when: float) -> None:
+        if when == math.inf:
+            return
+        due = math.ceil((when - self._offset) / self._rate * SECOND)
+        while self._time_at(due) <= when:  # asyncio takes it when its time is over
+            due += 1
+        self._turns.wake_at(due, self)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         """As asyncio's."""
         handle = super().call_at(when, callback, *args, context=context)
-        if when < math.inf:
-            due = math.ceil((when - self._offset) / self._rate * SECOND)
-            while self._time_at(due) <= when:  # asyncio takes it when its time is over
-                due += 1
-            self._turns.wake_at(due, self)
+        self._wake_at(when)
         return handle
+
+    # -- tasks ---------------------------------------------------------------------------------
+
+    def create_task(self, coro: Any, **options: Any) -> "asyncio.Task[Any]":
+        """As asyncio's."""
+        task: asyncio.Task[Any] = super().create_task(coro, **options)
+        self._tasks[task] = next(self._numbers)
+        return task
+
+    def unfinished(self) -> "list[asyncio.Task[Any]]":
+        """Return the tasks that have not ended, the oldest first: `asyncio.all_tasks` has no order,
+        and looks at the tasks of all loops."""
+        tasks = sorted(self._tasks.items(), key=lambda each: each[1])
+        return [task for task, _ in tasks if not task.done()]
 
     # -- callbacks -----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import asyncio
 import functools
 import inspect
 import itertools
+import math
 import os
 import random
 from collections.abc import Callable, Coroutine, Generator
@@ -47,12 +48,22 @@ class _Outcome(asyncio.Future[Result]):
 
     __iter__ = __await__
 
+    def result(self) -> Result:
+        """As asyncio's: of a future that `asyncio.wait` has waited for, for example."""
+        self.is_awaited = True
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        """As asyncio's: `asyncio.gather` takes it from here."""
+        self.is_awaited = True
+        return super().exception()
+
     @property
     def error(self) -> BaseException | None:
         """What the task raised, if nobody has waited for it."""
         if self.is_awaited or not self.done() or self.cancelled():
             return None
-        return self.exception()
+        return super().exception()
 
 
 class Host:
@@ -150,13 +161,20 @@ class Host:
         return future
 
     def crash(self) -> None:
-        """Take the power away: its tasks run no more, its memory is gone, and no peer is told."""
+        """Take the power away: its tasks run no more, its memory is gone, and no peer is told.
+
+        If a program of the host calls this itself, the host crashes at the end of its turn: at
+        the program's next await.
+        """
+        self._scheduler.between_turns(self.number, self._crash)
+
+    def _crash(self) -> None:
         loop = self._scheduler.loops.pop(self.number, None)
         if loop is None:
             return
         self._note("crashes")
         lib.aiordma_simulated_crash(self.number)
-        _lost.append((loop, asyncio.all_tasks(loop)))
+        _lost.append((loop, loop.unfinished()))
         self._scheduler.forget(loop)
 
     def boot(self) -> None:
@@ -187,7 +205,10 @@ class Host:
 
         Raises:
             SimulationError: the host is down.
+            ValueError: the rate is not positive.
         """
+        if not 0 < rate < math.inf:
+            raise ValueError(f"rate={rate}: it must be positive")
         loop = self._scheduler.loops.get(self.number)
         if loop is None:
             raise SimulationError(f"{self} is down: boot() it first")
@@ -373,7 +394,7 @@ def _run(
     limit: float,
 ) -> Result:
     scheduler.enter(own)
-    main = own.create_task(scenario(simulation), name="the scenario")
+    main: asyncio.Task[Result] = own.create_task(scenario(simulation), name="the scenario")
     try:
         scheduler.run_until(main, limit)
         simulation._raise_unnoticed()
