@@ -103,19 +103,17 @@ class Scheduler:
 
     def wake(self, loop: SimulatedLoop) -> None:
         """Give the loop a turn soon."""
-        if not loop.is_awake and not loop.is_lost:
+        if not loop.is_awake:
             loop.is_awake = True
             self._awake.append(loop)
 
     def wake_at(self, when: int, loop: SimulatedLoop) -> None:
         """Give the loop a turn at this time."""
-        if loop.is_lost:
-            return
         heapq.heappush(self._timers, (when, next(self._order), loop))
 
     def forget(self, loop: SimulatedLoop) -> None:
-        """Give the loop no more turns: what others schedule there never runs."""
-        loop.is_lost = True
+        """Give the loop no more turns."""
+        loop.lose()
         self._awake = [each for each in self._awake if each is not loop]
         self._timers = [each for each in self._timers if each[2] is not loop]
         heapq.heapify(self._timers)

@@ -41,6 +41,22 @@ class Turns(Protocol):
         """The loops' exception handler."""
 
 
+class _NoTurns:
+    """In place of the scheduler, for a loop whose host has crashed: it keeps nothing else alive."""
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+
+    def wake(self, loop: "SimulatedLoop") -> None:
+        pass
+
+    def wake_at(self, when: int, loop: "SimulatedLoop") -> None:
+        pass
+
+    def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        pass
+
+
 class SimulatedLoop(asyncio.BaseEventLoop):
     """See the module.
 
@@ -48,7 +64,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         host: the number of its host; NO_HOST: it has none, and no device.
         process: a number that no other loop has: for the package, each is a process of its own.
         is_awake: whether it waits for a turn.
-        is_lost: whether its host has crashed: it has no more turns.
     """
 
     def __init__(self, turns: Turns, host: int, name: str) -> None:
@@ -56,8 +71,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.host = host
         self.process: int = next(_processes)
         self.is_awake = False
-        self.is_lost = False
-        self._turns = turns
+        self._turns: Turns = turns
         self._name = name
         self._rate = 1.0
         self._offset = 0.0
@@ -73,6 +87,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def __repr__(self) -> str:
         return f"<the event loop of {self._name}>"
+
+    def lose(self) -> None:
+        """Have no more turns: the host has crashed. What others schedule here never runs."""
+        self._turns = _NoTurns(self._turns.now)
+        self.set_exception_handler(self._turns.failed)
 
     # -- time ----------------------------------------------------------------------------------
 

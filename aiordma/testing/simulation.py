@@ -32,6 +32,8 @@ Result = TypeVar("Result")
 
 SEED = "AIORDMA_SEED"
 SHOWN_EVENTS = 30
+MOST_SECONDS = 1e6
+MOST_BANDWIDTH = 1e15
 
 _lost: list[object] = []
 """What crashed hosts had: their tasks never run again, not even to be finalized."""
@@ -257,7 +259,13 @@ class Simulation:
         Args:
             name: for the trace.
             addresses: IP addresses. None: 10.0.x.y of its number.
+
+        Raises:
+            ValueError: an address is none, or another host's.
         """
+        taken = {each for host in self._hosts for each in host.addresses}
+        if twice := taken & {*addresses}:
+            raise ValueError(f"{twice.pop()} is the address of another host")
         number = len(self._hosts) + 1
         if not addresses:
             addresses = (f"10.0.{number >> 8}.{number & 255}",)
@@ -283,11 +291,22 @@ class Simulation:
             receiver: the host that receives. None: all, as without a sender.
             latency: seconds. None: as it is.
             jitter: seconds that a packet may take longer, at random. None: as it is.
-            bandwidth: bytes per second; 0: without a limit. None: as it is.
-            loss: 0 to 1: how many packets are lost. TCP sends them again, so that data come late.
-                None: as it is.
+            bandwidth: bytes per second of each connection; 0: without a limit. None: as it is.
+            loss: 0 to 1: how many packets with data are lost. TCP sends them again, so that data
+                come late. None: as it is.
             cut: whether nothing arrives. None: as it is.
+
+        Raises:
+            ValueError: a value is out of its range.
         """
+        for name, value, most in (
+            ("latency", latency, MOST_SECONDS),
+            ("jitter", jitter, MOST_SECONDS),
+            ("bandwidth", bandwidth, MOST_BANDWIDTH),
+            ("loss", loss, 1.0),
+        ):
+            if value is not None and not 0 <= value <= most:
+                raise ValueError(f"{name}={value}: it must be in 0..{most:g}")
         ends = [NO_HOST if each is None else each.number for each in (sender, receiver)]
         found = ffi.new("struct aiordma_simulated_link *")
         lib.aiordma_simulated_get_link(*ends, found)
@@ -296,7 +315,7 @@ class Simulation:
         if jitter is not None:
             found.jitter = round(jitter * SECOND)
         if bandwidth is not None:
-            found.bandwidth = round(bandwidth)
+            found.bandwidth = math.ceil(bandwidth)
         if loss is not None:
             found.loss = loss
         if cut is not None:

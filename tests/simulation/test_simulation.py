@@ -349,6 +349,26 @@ def test_memory_that_a_receive_waits_for_has_no_data() -> None:
     assert simulate(scenario) == b"\xdb" * 8
 
 
+@pytest.mark.parametrize(
+    "values", [{"loss": 1.1}, {"loss": float("nan")}, {"latency": -1}, {"bandwidth": float("inf")}]
+)
+def test_a_link_has_no_impossible_values(values: dict[str, Any]) -> None:
+    async def scenario(simulation: Simulation) -> None:
+        simulation.link(**values)
+
+    with pytest.raises(ValueError, match="it must be in 0"):
+        simulate(scenario)
+
+
+def test_an_address_belongs_to_one_host() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        simulation.host("one", "10.0.0.1", "fe80::1")
+        simulation.host("two", "10.0.0.1")
+
+    with pytest.raises(ValueError, match=r"10\.0\.0\.1 is the address of another host"):
+        simulate(scenario)
+
+
 # -- how a run ends ----------------------------------------------------------------------------
 
 

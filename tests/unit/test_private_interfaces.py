@@ -115,3 +115,18 @@ def test_protocol_is_paused_at_the_limit() -> None:
         assert protocol.paused == 0
     finally:
         loop.close()
+
+
+def test_loop_without_the_system_runs_one_turn_at_a_time() -> None:
+    """BaseEventLoop's selector, its events, its clock's resolution and its timers."""
+    loop = asyncio.BaseEventLoop()
+    ran: list[object] = []
+    private.leave_the_system(loop, lambda: [(7, 1)], lambda ready: ran.append(list(ready)))
+    loop.call_soon(ran.append, "soon")
+    later = loop.call_later(3600, ran.append, "later")
+    loop.call_soon_threadsafe(ran.append, "threadsafe")
+    loop.stop()
+    loop.run_forever()
+    assert ran == [[(7, 1)], "soon", "threadsafe"]
+    assert private.timers(loop) == [later]
+    loop.close()

@@ -69,7 +69,10 @@ static void read_source(const struct msghdr *message, struct sockaddr_storage *f
         } else if (header->cmsg_level == IPPROTO_IPV6 && header->cmsg_type == IPV6_PKTINFO) {
             struct in6_pktinfo info;
             memcpy(&info, CMSG_DATA(header), sizeof(info));
-            if (!IN6_IS_ADDR_UNSPECIFIED(&info.ipi6_addr))
+            if (from->ss_family == AF_INET && IN6_IS_ADDR_V4MAPPED(&info.ipi6_addr))
+                memcpy(&((struct sockaddr_in *)(void *)from)->sin_addr, info.ipi6_addr.s6_addr + 12,
+                       4);
+            else if (from->ss_family == AF_INET6 && !IN6_IS_ADDR_UNSPECIFIED(&info.ipi6_addr))
                 ((struct sockaddr_in6 *)(void *)from)->sin6_addr = info.ipi6_addr;
         }
     }
