@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import ssl
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+import trustme
 
 import aiordma
 import aiordma.testing
@@ -286,6 +288,74 @@ def test_streams_run_unchanged() -> None:
         return await client.run(send)
 
     assert simulate(scenario) == (bytes(range(250)) * 400)[::-1]
+
+
+def test_streams_have_tls() -> None:
+    authority = trustme.CA()
+    ours, theirs = (
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+    )
+    authority.issue_cert("server.test").configure_cert(ours)
+    authority.configure_trust(theirs)
+
+    async def scenario(simulation: Simulation) -> bytes:
+        server, client = simulation.host(), simulation.host()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write((await reader.readline()).upper())
+            await writer.drain()
+            writer.close()
+
+        async def listen() -> None:
+            async with await streams.start_server(
+                answer, server.address, PORT, ssl=ours
+            ) as listening:
+                await listening.serve_forever()
+
+        async def send() -> bytes:
+            reader, writer = await streams.open_connection(
+                server.address, PORT, ssl=theirs, server_hostname="server.test"
+            )
+            writer.write(b"hello\n")
+            line = await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+            return line
+
+        server.run(listen)
+        await asyncio.sleep(0.1)
+        return await client.run(send)
+
+    assert simulate(scenario) == b"HELLO\n"
+
+
+def test_blocks_are_there_when_the_message_after_them_is() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        async def check(connection: aiordma.Connection) -> None:
+            memory = bytearray(64 * 1000)
+            region = connection.register(memory, aiordma.Access.REMOTE_WRITE)
+            await connection.send(region.remote().pack())
+            await connection.receive()
+            assert memory.count(b"x") == 64 * 500
+            await connection.send(b"all of them")
+
+        async def write() -> None:
+            async with aiordma.connect(server.address, PORT, device="software") as connection:
+                theirs = aiordma.RemoteMemory.unpack(await connection.receive())
+                ours = connection.register(bytearray(b"x" * 64 * 500))
+                places = aiordma.Blocks(
+                    ours, theirs, range(0, 32000, 64), range(64, 64000, 128), 64
+                )
+                await connection.write_blocks(places)
+                await connection.send(b"done")
+                assert await connection.receive() == b"all of them"
+
+        server, client = await two_hosts(simulation, check)
+        await client.run(write)
+
+    for seed in range(10):
+        simulate(scenario, seed=seed)
 
 
 def test_a_host_cannot_use_what_is_another_hosts() -> None:
