@@ -38,8 +38,16 @@ EVENTS = (
     "datagram of %d bytes",
     "lost: %d bytes",
     "changed %d bytes of a posted request",
+    "writes %d bytes by two requests",
 )
 """Texts for enum aiordma_simulated_kind."""
+
+MISUSES = {
+    lib.AIORDMA_SIMULATED_CHANGED: "changed memory of %d bytes that was the device's: of a request "
+    "that was not complete",
+    lib.AIORDMA_SIMULATED_TWICE: "gave the device memory of %d bytes, some of which an earlier "
+    "request of the connection still writes: by a request",
+}
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -50,8 +58,8 @@ class SimulationError(Exception):
 
 
 class OwnershipError(Exception):
-    """A program changed the memory of a posted request before its completion. The message has the
-    line that posted it."""
+    """A program changed the memory of a posted request before its completion, or let two requests
+    write the same memory. The message has the line that posted it."""
 
 
 def _place_of_program() -> str:
@@ -223,14 +231,10 @@ class Scheduler:
             sender = self.names[event.sender]
             receiver = self.names[event.receiver] if event.receiver != NO_HOST else "nobody"
             self._line(event.time, f"{sender} > {receiver}: {EVENTS[event.kind] % event.size}")
-            if event.kind == lib.AIORDMA_SIMULATED_CHANGED:
+            if event.kind in MISUSES:
                 place = self._posts.get((event.sender, event.qp_num, event.wr_id), "unknown")
-                self.failures.append(
-                    OwnershipError(
-                        f"{sender} changed memory of {event.size} bytes that was the device's: of "
-                        f"a request that was not complete, posted at {place}"
-                    )
-                )
+                text = MISUSES[event.kind] % event.size
+                self.failures.append(OwnershipError(f"{sender} {text}, posted at {place}"))
         self._traced = count
 
     def _posted(self, wr_id: int, qp_num: int) -> None:

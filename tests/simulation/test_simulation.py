@@ -398,6 +398,34 @@ def test_memory_that_changes_under_a_request_is_reported_with_the_line() -> None
         simulate(scenario)
 
 
+def test_two_reads_into_the_same_memory_are_reported() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        async def lend(connection: aiordma.Connection) -> None:
+            region = connection.register(bytearray(200), aiordma.Access.REMOTE_READ)
+            await connection.send(region.remote().pack())
+            async for _ in connection:
+                pass
+
+        async def read() -> None:
+            async with aiordma.connect(server.address, PORT, device="software") as connection:
+                remote = aiordma.RemoteMemory.unpack(await connection.receive())
+                memory = connection.register(bytearray(200), aiordma.Access.LOCAL_WRITE)
+                first = connection.post_read(memory[:100], remote[:100])
+                second = connection.post_read(memory[100:], remote[100:])
+                third = connection.post_read(memory[150:], remote[:50])
+                for each in (first, second, third):
+                    await each
+
+        server, client = await two_hosts(simulation, lend)
+        await client.run(read)
+
+    with pytest.raises(
+        OwnershipError, match="50 bytes, some of which an earlier request"
+    ) as caught:
+        simulate(scenario)
+    assert caught.value.__notes__[-1].count("by two requests") == 1
+
+
 def test_memory_that_a_receive_waits_for_has_no_data() -> None:
     async def scenario(simulation: Simulation) -> bytes:
         server, client = await two_hosts(simulation)

@@ -25,6 +25,7 @@ enum aiordma_simulated_kind {
     AIORDMA_SIMULATED_DATAGRAM, /* size: bytes */
     AIORDMA_SIMULATED_LOST,     /* size: bytes */
     AIORDMA_SIMULATED_CHANGED,  /* memory of a request, before its completion; size: bytes */
+    AIORDMA_SIMULATED_TWICE,    /* two requests write the same memory; size: bytes of this one */
 };
 
 /* What arrived, or was lost. */
@@ -33,7 +34,7 @@ struct aiordma_simulated_event {
     int sender, receiver; /* hosts; receiver -1: none has that address */
     int kind;
     uint32_t size;
-    uint64_t wr_id; /* CHANGED */
+    uint64_t wr_id; /* CHANGED, TWICE */
     uint32_t qp_num;
 };
 

@@ -57,3 +57,14 @@ void sw_poison_receive(struct ibv_pd *domain, const struct ibv_recv_wr *request)
     if (size <= UINT32_MAX)
         sw_poison(domain, request->sg_list, request->num_sge, (uint32_t)size);
 }
+
+int sw_overlaps(const struct ibv_sge *one, int count, const struct ibv_sge *other, int others)
+{
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < others; j++)
+            if (one[i].length && other[j].length && one[i].lkey == other[j].lkey &&
+                one[i].addr < other[j].addr + other[j].length &&
+                other[j].addr < one[i].addr + one[i].length)
+                return 1;
+    return 0;
+}

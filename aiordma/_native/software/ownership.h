@@ -11,6 +11,8 @@
 uint32_t sw_owned_sum(struct ibv_pd *domain, const struct ibv_sge *parts, int count, uint32_t size);
 /* Fill the memory that a request writes with bytes that no program takes for data. */
 void sw_poison(struct ibv_pd *domain, const struct ibv_sge *parts, int count, uint32_t size);
+/* Whether two requests have a byte of memory in common. */
+int sw_overlaps(const struct ibv_sge *one, int count, const struct ibv_sge *other, int others);
 void sw_poison_receive(struct ibv_pd *domain, const struct ibv_recv_wr *request);
 
 #endif

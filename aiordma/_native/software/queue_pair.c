@@ -98,7 +98,7 @@ static void give_back(const struct sw_queue_pair *pair, const struct sw_send *se
 {
     if (send->status == IBV_WC_SUCCESS && send->sum &&
         send->sum != sw_owned_sum(pair->ibv.pd, send->parts, send->part_count, send->length))
-        sw_system->changed(send->wr_id, pair->ibv.qp_num, send->length);
+        sw_system->misused(AIORDMA_SIMULATED_CHANGED, send->wr_id, pair->ibv.qp_num, send->length);
 }
 
 /* Complete sends in the order of the posts: a send that has ended waits for the earlier ones. */

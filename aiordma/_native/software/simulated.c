@@ -196,7 +196,7 @@ static void sim_posted(uint64_t wr_id, uint32_t qp_num)
         sw_network.posted(wr_id, qp_num);
 }
 
-static void sim_changed(uint64_t wr_id, uint32_t qp_num, uint32_t size)
+static void sim_misused(int kind, uint64_t wr_id, uint32_t qp_num, uint32_t size)
 {
     struct sw_host *host = sw_network.current;
 
@@ -205,7 +205,7 @@ static void sim_changed(uint64_t wr_id, uint32_t qp_num, uint32_t size)
             .time = sw_network.now,
             .sender = host ? host->number : 0,
             .receiver = host ? host->number : 0,
-            .kind = AIORDMA_SIMULATED_CHANGED,
+            .kind = kind,
             .size = size,
             .wr_id = wr_id,
             .qp_num = qp_num,
@@ -289,7 +289,7 @@ const struct sw_system_calls sw_simulated_system = {
     .sendmsg = sim_sendmsg,
     .late = sim_late,
     .posted = sim_posted,
-    .changed = sim_changed,
+    .misused = sim_misused,
     .getifaddrs = sim_getifaddrs,
     .freeifaddrs = sim_freeifaddrs,
     .if_nametoindex = sim_if_nametoindex,

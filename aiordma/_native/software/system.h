@@ -56,7 +56,8 @@ struct sw_system_calls {
     /* Of a simulation. */
     uint32_t (*late)(uint32_t size); /* how many bytes of a WRITE are placed after its last ones */
     void (*posted)(uint64_t wr_id, uint32_t qp_num);
-    void (*changed)(uint64_t wr_id, uint32_t qp_num, uint32_t size); /* under the device's eyes */
+    /* A program misused the memory of a request. kind: CHANGED or TWICE, of simulation.h. */
+    void (*misused)(int kind, uint64_t wr_id, uint32_t qp_num, uint32_t size);
 
     int (*getifaddrs)(struct ifaddrs **addresses);
     void (*freeifaddrs)(struct ifaddrs *addresses);

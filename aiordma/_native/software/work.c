@@ -163,11 +163,30 @@ static void go(struct sw_queue_pair *pair)
         pair->transport->transmit(pair);
 }
 
+static int writes_memory(enum ibv_wr_opcode opcode)
+{
+    return opcode == IBV_WR_RDMA_READ || is_atomic(opcode);
+}
+
+/* Whether an earlier request of this queue pair writes the same memory. */
+static int is_written_twice(const struct sw_queue_pair *pair, const struct sw_send *send)
+{
+    for (uint32_t at = pair->oldest; at != pair->end; at++) {
+        const struct sw_send *other = &pair->sends[at % pair->send_size];
+        if (other->stage != SW_DONE && writes_memory(other->opcode) &&
+            sw_overlaps(other->parts, other->part_count, send->parts, send->part_count))
+            return 1;
+    }
+    return 0;
+}
+
 /* In a simulation: from now on the device owns the memory. */
 static void take_over(const struct sw_queue_pair *pair, struct sw_send *send)
 {
     sw_system->posted(send->wr_id, pair->ibv.qp_num);
-    if (send->opcode == IBV_WR_RDMA_READ || is_atomic(send->opcode))
+    if (writes_memory(send->opcode) && is_written_twice(pair, send))
+        sw_system->misused(AIORDMA_SIMULATED_TWICE, send->wr_id, pair->ibv.qp_num, send->length);
+    if (writes_memory(send->opcode))
         sw_poison(pair->ibv.pd, send->parts, send->part_count, send->length);
     else if (send->part_count)
         send->sum = sw_owned_sum(pair->ibv.pd, send->parts, send->part_count, send->length);
