@@ -90,10 +90,22 @@ async def test_our_client_and_ib_write_lat_write_in_turn(size: int) -> None:
 )
 async def test_perftest_with_itself(command: str) -> None:
     program, *options = command.split()
-    port = free_port()
-    words = measuring(program, port, *options)
-    async with running(*words) as server:
-        await server.listens(port)
-        async with running(*words, ADDRESS) as client:
-            pass
-    assert re.search(r"#iterations .*\n +\d+ +\d+ +\d+\.", client.output)
+
+    async def measured() -> str:
+        port = free_port()
+        words = measuring(program, port, *options)
+        async with running(*words) as server:
+            await server.listens(port)
+            async with running(*words, ADDRESS) as client:
+                pass
+        return client.output
+
+    try:
+        output = await measured()
+    except AssertionError as error:
+        # Seen once, not in 150 runs after that, and not explained: the server listens, and the
+        # client's connect is refused.
+        if "RDMA_CM_EVENT_REJECTED" not in str(error):
+            raise
+        output = await measured()
+    assert re.search(r"#iterations .*\n +\d+ +\d+ +\d+\.", output)
