@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -89,8 +90,13 @@ def test_signals_reach_the_program(number: int, waiting: subprocess.Popen[str]) 
         assert waiting.stdout is not None
         program = Path("/proc", waiting.stdout.readline().strip())
         assert program.exists()
-        waiting.send_signal(number)
-        assert waiting.wait(30) == -number
+        # Again: one SIGINT was seen to do nothing, as Python ignores one that meets a finalizer.
+        for _ in range(30):
+            waiting.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                waiting.wait(1)
+                break
+        assert waiting.returncode == -number
         wait_until(lambda: not program.exists())
 
 
