@@ -1,9 +1,6 @@
 """A lease that two clients hold at the same time, found by a simulation, and its mend.
 
-    python examples/simulated_lease.py
-
-The owner lends for one second. The hasty client counts it from when it has the answer, which can be
-late, the careful one from when it asked. The virtual seconds take milliseconds.
+The hasty client counts its second from the answer, which can be late, the careful one from before.
 """
 
 import asyncio

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import ssl
 import subprocess
 import sys
@@ -516,6 +517,38 @@ def test_a_run_has_no_effect_on_the_device_outside() -> None:
     simulate(scenario)
     assert aiordma.testing.software_objects() == before
     asyncio.run(real())
+
+
+def test_an_interrupt_ends_a_run_and_leaves_the_device_outside() -> None:
+    async def real() -> None:
+        async with aiordma.testing.connected_pair(device="software") as (client, server):
+            await client.send(b"after")
+            assert await server.receive() == b"after"
+
+    async def scenario(simulation: Simulation) -> None:
+        server, client = await two_hosts(simulation)
+        asking = client.run(ask, server, 100, 0.01)
+        await asyncio.sleep(0.5)
+        signal.raise_signal(signal.SIGINT)
+        await asking
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(scenario)
+    asyncio.run(real())
+
+
+def test_faults_of_the_device_strike_on_virtual_time() -> None:
+    async def scenario(simulation: Simulation) -> float:
+        server, client = await two_hosts(simulation)
+
+        async def slow() -> float:
+            with aiordma.testing.Faults(seed=1) as faults:
+                faults.delay_completions(0.5)
+                return await ask(server)
+
+        return await client.run(slow)
+
+    assert simulate(scenario) >= 0.5
 
 
 def test_a_simulation_inside_of_another_is_refused() -> None:
