@@ -104,7 +104,7 @@ static void packets(struct input *input)
 {
     uint32_t how = take(input, 1);
     struct sw_roce_path path = {.source_port = (uint16_t)take(input, 2), .destination_port = 4791};
-    struct sw_roce_datagram datagram, second;
+    struct sw_roce_packet packet, second;
     uint8_t again[SW_ROCE_MOST], grh[SW_GRH];
 
     memset(&path.source, how & 1 ? 0x11 : 0, sizeof(path.source));
@@ -116,41 +116,60 @@ static void packets(struct input *input)
     if (how & 4) {
         size_t available;
         uint8_t *bytes = rest_of(input, &available);
-        sw_roce_read(bytes, available, &path, &datagram);
+        sw_roce_read(bytes, available, &path, &packet);
         if (available >= SW_GRH)
             sw_roce_read_grh(bytes, &path);
         free(bytes);
         return;
     }
+    uint8_t opcode = (uint8_t)take(input, 1);
+    unsigned int parts = sw_roce_parts(opcode);
+    if (!parts)
+        return;
     /* A packet with the right ICRC, so that more than the ICRC's check is tested. */
     size_t size = input->left < SW_DATAGRAM_MTU ? input->left : SW_DATAGRAM_MTU;
     const uint8_t *payload = take_bytes(input, &size);
-    datagram = (struct sw_roce_datagram){
+    packet = (struct sw_roce_packet){
+        .opcode = opcode,
         .destination_qpn = how * 0x10101 & 0xffffff,
         .source_qpn = 0x123456,
         .qkey = how * 0x01010101u,
         .immediate = how,
-        .has_immediate = how >> 3 & 1,
         .solicited = how >> 4 & 1,
+        .address = how * 0x0101010101010101u,
+        .rkey = how,
+        .length = ~how,
+        .swap_add = how,
+        .compare = how + 1,
+        .syndrome = (uint8_t)how,
+        .messages = how,
+        .original = how,
+        .invalidated = how,
         .payload = payload,
-        .size = (uint32_t)size,
+        .size = parts & SW_HAS_PAYLOAD ? (uint32_t)size : 0,
     };
-    uint32_t headers = sw_roce_headers(again, &datagram);
+    uint32_t headers = sw_roce_headers(again, &packet);
+    PROMISE(headers <= SW_ROCE_HEADERS);
     memcpy(again + headers, payload, size);
-    uint32_t whole = sw_roce_seal(again, &datagram, &path);
+    uint32_t whole = sw_roce_seal(again, headers + packet.size, &path);
     PROMISE(whole <= SW_ROCE_MOST);
     uint8_t *exactly = malloc(whole);
     PROMISE(exactly);
     memcpy(exactly, again, whole);
     int error = sw_roce_read(exactly, whole, &path, &second);
     if ((how & 3) == 0 || (how & 3) == 3) {
-        PROMISE(!error && second.size == datagram.size && second.qkey == datagram.qkey);
-        PROMISE(second.source_qpn == 0x123456 && second.solicited == datagram.solicited);
-        PROMISE(!memcmp(second.payload, payload, size));
+        PROMISE(!error && second.opcode == packet.opcode && second.size == packet.size);
+        PROMISE(second.destination_qpn == packet.destination_qpn);
+        PROMISE(second.solicited == packet.solicited);
+        PROMISE(second.address ==
+                (parts & (SW_HAS_RETH | SW_HAS_ATOMIC) ? packet.address : 0));
+        PROMISE(second.syndrome == (parts & SW_HAS_AETH ? packet.syndrome : 0));
+        PROMISE(second.immediate == (parts & SW_HAS_IMMEDIATE ? how : 0));
+        PROMISE(!memcmp(second.payload, payload, packet.size));
     }
-    if (!error && size) {
+    if (!error && packet.size) {
         /* With one bit changed, the packet is refused. */
-        size_t at = headers + how % size;
+        size_t at = headers + how % packet.size;
         exactly[at] ^= (uint8_t)(1 << (how & 7));
         PROMISE(sw_roce_read(exactly, whole, &path, &second));
     }

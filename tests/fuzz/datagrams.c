@@ -172,7 +172,7 @@ static void hear_question(void)
     uint8_t packet[8192];
     uint16_t port, from_port;
     struct sw_roce_path path = {0};
-    struct sw_roce_datagram datagram;
+    struct sw_roce_packet datagram;
     struct sw_sidr_request question;
     size_t size = catch_packet(packet, sizeof(packet), &port, &from_port);
 
@@ -234,7 +234,7 @@ static void destroy(struct rdma_cm_id **id)
 
 /* -- packets to the device --------------------------------------------------------------------- */
 
-static void throw_sealed(uint16_t port, uint16_t from_port, struct sw_roce_datagram *datagram)
+static void throw_sealed(uint16_t port, uint16_t from_port, struct sw_roce_packet *datagram)
 {
     uint8_t packet[SW_ROCE_MOST];
     struct sw_roce_path path = {.source_port = from_port, .destination_port = port};
@@ -243,18 +243,18 @@ static void throw_sealed(uint16_t port, uint16_t from_port, struct sw_roce_datag
     path.destination = path.source;
     uint32_t headers = sw_roce_headers(packet, datagram);
     memcpy(packet + headers, datagram->payload, datagram->size);
-    throw_packet(port, from_port, packet, sw_roce_seal(packet, datagram, &path));
+    throw_packet(port, from_port, packet, sw_roce_seal(packet, headers + datagram->size, &path));
 }
 
 static void throw_datagram(struct input *input)
 {
     uint8_t payload[SW_DATAGRAM_MTU];
     uint32_t how = take(input, 1), size = take(input, 2);
-    struct sw_roce_datagram datagram = {
+    struct sw_roce_packet datagram = {
+        .opcode = how >> 2 & 1 ? SW_UD_SEND_ONLY_IMMEDIATE : SW_UD_SEND_ONLY,
         .destination_qpn = run.queue_pair->qp_num ^ (how & 1 ? 1u << (how >> 3) : 0),
         .source_qpn = 0x777,
         .qkey = how & 2 ? SHARED_KEY : take(input, 4),
-        .has_immediate = how >> 2 & 1,
         .solicited = how >> 3 & 1,
         .payload = payload,
         .size = size & 0x8000 ? size % (SW_DATAGRAM_MTU + 1) : size % 600,
@@ -269,7 +269,8 @@ static void throw_mad(struct input *input)
 {
     uint8_t mad[SW_MAD] = {0};
     uint32_t how = take(input, 1), wrongs = how >> 5;
-    struct sw_roce_datagram datagram = {
+    struct sw_roce_packet datagram = {
+        .opcode = SW_UD_SEND_ONLY,
         .destination_qpn = how & 16 ? take(input, 1) : SW_QPN_SERVICES,
         .source_qpn = SW_QPN_SERVICES,
         .qkey = SW_QKEY_SERVICES,

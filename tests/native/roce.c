@@ -45,22 +45,23 @@ static size_t from_hex(const char *hex, uint8_t *bytes)
 
 /* Write a packet as expected, read it, and refuse it with any bit changed or any byte missing. */
 static void packet(const char *hex, const struct sw_roce_path *path,
-                   const struct sw_roce_datagram *datagram)
+                   const struct sw_roce_packet *datagram)
 {
     uint8_t wanted[SW_ROCE_MOST], packet[SW_ROCE_MOST];
-    struct sw_roce_datagram read;
+    struct sw_roce_packet read;
     size_t size = from_hex(hex, wanted);
 
     memset(packet, 0xaa, sizeof(packet));
-    memcpy(packet + sw_roce_headers(packet, datagram), datagram->payload, datagram->size);
-    check("its size", sw_roce_seal(packet, datagram, path) == size);
+    uint32_t headers = sw_roce_headers(packet, datagram);
+    memcpy(packet + headers, datagram->payload, datagram->size);
+    check("its size", sw_roce_seal(packet, headers + datagram->size, path) == size);
     check("its bytes", !memcmp(packet, wanted, size));
     check("read", !sw_roce_read(wanted, size, path, &read));
     check("numbers", read.destination_qpn == datagram->destination_qpn &&
                          read.source_qpn == datagram->source_qpn && read.psn == datagram->psn &&
                          read.qkey == datagram->qkey);
     check("flags", read.solicited == datagram->solicited &&
-                       read.has_immediate == datagram->has_immediate &&
+                       read.opcode == datagram->opcode &&
                        read.immediate == datagram->immediate);
     check("payload",
           read.size == datagram->size && !memcmp(read.payload, datagram->payload, datagram->size));
@@ -81,13 +82,13 @@ static void packets(void)
 {
     struct sw_roce_path ipv4 = path_of("::ffff:10.1.1.1", "::ffff:10.1.1.2");
     struct sw_roce_path ipv6 = path_of("fd00::1", "fd00::2");
-    struct sw_roce_datagram datagram = {
+    struct sw_roce_packet datagram = {
+        .opcode = SW_UD_SEND_ONLY_IMMEDIATE,
         .destination_qpn = 0x12c351,
         .source_qpn = 0x349c40,
         .psn = 7,
         .qkey = 0x01234567,
         .immediate = htonl(0xfeedbeef),
-        .has_immediate = 1,
         .solicited = 1,
         .payload = (const uint8_t *)"hello",
         .size = 5,
@@ -95,8 +96,9 @@ static void packets(void)
 
     packet("65b0ffff0012c351000000070123456700349c40feedbeef68656c6c6f0000006a9dc099", &ipv4,
            &datagram);
+    datagram.opcode = SW_UD_SEND_ONLY;
     datagram.immediate = 0;
-    datagram.has_immediate = datagram.solicited = 0;
+    datagram.solicited = 0;
     datagram.payload = (const uint8_t *)"12345678";
     datagram.size = 8;
     packet("6400ffff0012c351000000070123456700349c403132333435363738106b3480", &ipv6, &datagram);

@@ -77,7 +77,8 @@ static int send_mad(const struct sw_udp *udp, const struct sw_udp_route *to, con
 {
     struct sw_udp_route route = *to;
     uint8_t packet[SW_ROCE_HEADERS + SW_MAD + SW_ROCE_TRAILER];
-    struct sw_roce_datagram datagram = {
+    struct sw_roce_packet datagram = {
+        .opcode = SW_UD_SEND_ONLY,
         .destination_qpn = SW_QPN_SERVICES,
         .source_qpn = SW_QPN_SERVICES,
         .qkey = SW_QKEY_SERVICES,
@@ -85,8 +86,9 @@ static int send_mad(const struct sw_udp *udp, const struct sw_udp_route *to, con
     };
 
     route.path.source_port = udp->port;
-    memcpy(packet + sw_roce_headers(packet, &datagram), mad, SW_MAD);
-    uint32_t size = sw_roce_seal(packet, &datagram, &route.path);
+    uint32_t headers = sw_roce_headers(packet, &datagram);
+    memcpy(packet + headers, mad, SW_MAD);
+    uint32_t size = sw_roce_seal(packet, headers + SW_MAD, &route.path);
     /* The first error can be that of an earlier packet, reported by ICMP. */
     return sw_udp_send(udp, &route, packet, size) ? sw_udp_send(udp, &route, packet, size) : 0;
 }
@@ -439,7 +441,7 @@ static void read_refusals(struct sw_service *service)
 static void read_packet(struct sw_service *service, const struct sw_udp_route *from,
                         const uint8_t *packet, size_t size)
 {
-    struct sw_roce_datagram datagram;
+    struct sw_roce_packet datagram;
     struct sw_sidr_request request;
     struct sw_sidr_reply reply;
 

@@ -150,13 +150,14 @@ static int query_pkey(struct ibv_context *context, uint8_t port, int index, uint
 
 static struct ibv_device **get_device_list(int *count)
 {
-    struct ibv_device **list = calloc(2, sizeof(*list));
+    struct ibv_device **list = calloc(3, sizeof(*list));
 
     if (!list)
         return NULL;
     list[0] = &sw_device.ibv;
+    list[1] = &sw_device.roce;
     if (count)
-        *count = 1;
+        *count = 2;
     return list;
 }
 
@@ -170,8 +171,13 @@ static const char *get_device_name(struct ibv_device *device)
     return device ? device->name : NULL;
 }
 
+int sw_is_roce(const struct ibv_context *context)
+{
+    return context->device == &sw_device.roce;
+}
+
 /* The caller holds the lock. */
-static struct sw_context *new_context(void)
+static struct sw_context *new_context(struct ibv_device *device)
 {
     struct sw_context *context = calloc(1, sizeof(*context));
 
@@ -189,7 +195,7 @@ static struct sw_context *new_context(void)
     context->verbs = sw_device.operations;
     context->verbs.sz = sizeof(context->verbs);
     context->verbs.context.abi_compat = AIORDMA_EXTENDED;
-    context->verbs.context.device = &sw_device.ibv;
+    context->verbs.context.device = device;
     context->verbs.context.cmd_fd = -1;
     context->verbs.context.async_fd = fd;
     context->verbs.context.num_comp_vectors = SW_COMPLETION_VECTORS;
@@ -202,12 +208,12 @@ static struct sw_context *new_context(void)
 
 static struct ibv_context *open_device(struct ibv_device *device)
 {
-    if (device != &sw_device.ibv) {
+    if (device != &sw_device.ibv && device != &sw_device.roce) {
         errno = EINVAL;
         return NULL;
     }
     sw_lock();
-    struct sw_context *context = new_context();
+    struct sw_context *context = new_context(device);
     sw_unlock();
     return context ? &context->verbs.context : NULL;
 }
@@ -237,7 +243,7 @@ static int close_device(struct ibv_context *public)
 struct sw_context *sw_manager_context(void)
 {
     if (!sw_device.own.manager)
-        sw_device.own.manager = new_context();
+        sw_device.own.manager = new_context(&sw_device.ibv);
     return sw_device.own.manager;
 }
 

@@ -13,6 +13,9 @@
  */
 struct sw_context *sw_manager_context(void);
 
+/* Whether a context is one of the RoCE device. */
+int sw_is_roce(const struct ibv_context *context);
+
 struct sw_domain {
     struct ibv_pd ibv;
     uint32_t objects; /* regions, windows, queue pairs, ...: the domain outlives them */

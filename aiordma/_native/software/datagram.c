@@ -13,6 +13,7 @@
 
 #include "engine.h"
 #include "gids.h"
+#include "roce_port.h"
 #include "udp.h"
 
 enum {
@@ -49,8 +50,7 @@ static int is_group(const union ibv_gid *gid)
     return sw_roce_is_group((const struct in6_addr *)(const void *)gid->raw);
 }
 
-/* Compute the path of a datagram from an address vector. */
-static int find_route(const struct ibv_ah_attr *attr, struct sw_udp_route *route)
+int sw_find_route(const struct ibv_ah_attr *attr, struct sw_udp_route *route)
 {
     static const union ibv_gid nowhere;
     const union ibv_gid *to = &attr->grh.dgid;
@@ -76,7 +76,7 @@ static struct ibv_ah *create_ah(struct ibv_pd *domain, struct ibv_ah_attr *attr)
     struct sw_udp_route route;
 
     sw_lock();
-    int error = domain && attr ? find_route(attr, &route) : EINVAL;
+    int error = domain && attr ? sw_find_route(attr, &route) : EINVAL;
     if (!error && sw_device.counts.address_handles >= SW_MOST_ADDRESS_HANDLES)
         error = ENOMEM;
     if (!error) {
@@ -148,14 +148,15 @@ static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_s
 {
     struct sw_udp_route route = send->route;
     uint8_t packet[SW_ROCE_MOST];
-    struct sw_roce_datagram datagram = {
+    struct sw_roce_packet datagram = {
+        .opcode = send->opcode == IBV_WR_SEND_WITH_IMM ? SW_UD_SEND_ONLY_IMMEDIATE
+                                                       : SW_UD_SEND_ONLY,
         .destination_qpn = send->remote_qpn & 0xffffff,
         .source_qpn = pair->ibv.qp_num,
         .psn = pair->attributes.sq_psn,
         /* If the highest bit is set, the queue pair's own Q_Key is used. */
         .qkey = send->remote_qkey >> 31 ? pair->attributes.qkey : send->remote_qkey,
         .immediate = send->immediate,
-        .has_immediate = send->opcode == IBV_WR_SEND_WITH_IMM,
         .solicited = send->flags & IBV_SEND_SOLICITED ? 1 : 0,
         .size = send->length,
     };
@@ -171,13 +172,17 @@ static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_s
         if (status != IBV_WC_SUCCESS)
             return status;
     }
+    pair->attributes.sq_psn = (pair->attributes.sq_psn + 1) & 0xffffff;
+    /* If it cannot be sent, it is lost, as any datagram can be. */
+    if (!pair->datagrams) {
+        (void)sw_roce_port_send(&route, packet, headers + send->length);
+        return IBV_WC_SUCCESS;
+    }
     route.path.source_port = pair->datagrams->udp.port;
     route.path.destination_port = sw_roce_is_group(&route.path.destination)
                                       ? SW_GROUP_PORT
                                       : (uint16_t)(datagram.destination_qpn & 0xffff);
-    uint32_t size = sw_roce_seal(packet, &datagram, &route.path);
-    pair->attributes.sq_psn = (pair->attributes.sq_psn + 1) & 0xffffff;
-    /* If it cannot be sent, it is lost, as any datagram can be. */
+    uint32_t size = sw_roce_seal(packet, headers + send->length, &route.path);
     (void)sw_udp_send(&pair->datagrams->udp, &route, packet, size);
     return IBV_WC_SUCCESS;
 }
@@ -241,8 +246,9 @@ static int has_room(const struct sw_queue_pair *pair, uint32_t size)
 
 /* is_to_group: it came by the socket of a group, and to no other address. */
 static void deliver(struct sw_queue_pair *pair, const struct sw_roce_path *path,
-                    const struct sw_roce_datagram *datagram, size_t size, int is_to_group)
+                    const struct sw_roce_packet *datagram, size_t size, int is_to_group)
 {
+    int has_immediate = datagram->opcode == SW_UD_SEND_ONLY_IMMEDIATE;
     uint8_t grh[SW_GRH];
 
     /* The address last, so that only a peer that knows the qkey makes work of it. */
@@ -255,7 +261,7 @@ static void deliver(struct sw_queue_pair *pair, const struct sw_roce_path *path,
         .opcode = IBV_WC_RECV,
         .byte_len = SW_GRH + datagram->size,
         .src_qp = datagram->source_qpn,
-        .wc_flags = IBV_WC_GRH | (datagram->has_immediate ? IBV_WC_WITH_IMM : 0),
+        .wc_flags = IBV_WC_GRH | (has_immediate ? IBV_WC_WITH_IMM : 0),
         .imm_data = datagram->immediate,
     };
     completion.status = sw_fill_receive(pair, 0, grh, SW_GRH);
@@ -272,7 +278,7 @@ static void receive(struct sw_datagrams *datagrams, const struct sw_udp *udp,
 {
     uint32_t number = group ? SW_QPN_GROUP : datagrams->pair->ibv.qp_num;
     uint8_t packet[SW_ROCE_MOST];
-    struct sw_roce_datagram datagram;
+    struct sw_roce_packet datagram;
     struct sw_udp_route route;
 
     for (int i = 0; i < BURST && !sw_turn_is_over(); i++) {
@@ -282,7 +288,8 @@ static void receive(struct sw_datagrams *datagrams, const struct sw_udp *udp,
         sw_add_work(SW_FRAME_WORK + SW_DATAGRAM_MTU);
         if (size < 0 || (size_t)size > sizeof(packet) ||
             (group && memcmp(group, &route.path.destination, sizeof(*group))) ||
-            sw_roce_read(packet, (size_t)size, &route.path, &datagram))
+            sw_roce_read(packet, (size_t)size, &route.path, &datagram) ||
+            !(sw_roce_parts((uint8_t)datagram.opcode) & SW_HAS_DETH))
             continue;
         if (datagram.destination_qpn == number)
             deliver(datagrams->pair, &route.path, &datagram, (size_t)size, !!group);
@@ -502,6 +509,35 @@ const struct sw_transport sw_datagram_transport = {
     .transmit = transmit,
     .resume = do_nothing,
     .end = do_nothing,
+};
+
+/* -- on RoCE's port ------------------------------------------------------------------ */
+
+static int join_port(struct sw_queue_pair *pair)
+{
+    return sw_roce_port_join(&pair->ibv.qp_num);
+}
+
+static void leave_port(struct sw_queue_pair *pair)
+{
+    (void)pair;
+    sw_roce_port_leave();
+}
+
+static void arrived(struct sw_queue_pair *pair, const struct sw_udp_route *route,
+                    const struct sw_roce_packet *packet, size_t size)
+{
+    if (sw_roce_parts((uint8_t)packet->opcode) & SW_HAS_DETH)
+        deliver(pair, &route->path, packet, size, 0);
+}
+
+const struct sw_transport sw_roce_datagram_transport = {
+    .open = join_port,
+    .close = leave_port,
+    .transmit = transmit,
+    .resume = do_nothing,
+    .end = do_nothing,
+    .arrived = arrived,
 };
 
 void sw_fill_datagram(struct aiordma_provider *table)

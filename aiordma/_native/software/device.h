@@ -1,8 +1,9 @@
 /*
  * The software device: a user-space RDMA device with the same table of calls as rdma-core.
  *
- * All modules use this one. Connected queue pairs use iWARP over TCP (MPA, DDP, RDMAP). Datagrams
- * use UDP with the headers of RoCE v2. Every object begins with the public structure of verbs.h or
+ * All modules use this one. It appears as two devices. Connected queue pairs of the first one use
+ * iWARP over TCP (MPA, DDP, RDMAP), and its datagrams use UDP with the headers of RoCE v2. The second
+ * one is a RoCE device. Every object begins with the public structure of verbs.h or
  * rdma_cma.h, so that a pointer to one is a pointer to the other.
  *
  * One lock, sw_device.lock, guards everything. The functions of the table and of ibv_context_ops
@@ -35,7 +36,8 @@
     ((type *)(void *)((char *)(pointer) - offsetof(type, member)))
 
 struct sw_device {
-    struct ibv_device ibv;
+    struct ibv_device ibv;  /* iWARP, connected by the connection manager; datagrams */
+    struct ibv_device roce; /* queue pairs by hand, and datagrams, on RoCE's port */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* signaled by every acknowledgement: see sw_wait and sw_changed */
     struct aiordma_software_memory memory;

@@ -15,6 +15,7 @@
 #include "cm_silence.h"
 #include "gids.h"
 #include "identifier.h"
+#include "roce_port.h"
 #include "stream.h"
 
 static void in_child(void)
@@ -32,6 +33,7 @@ static void in_child(void)
     sw_handshakes_forked();
     sw_memory_forked();
     sw_queue_pairs_forked();
+    sw_roce_port_forked();
 }
 
 int sw_prepare_forks(void)

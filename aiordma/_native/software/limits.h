@@ -3,6 +3,7 @@
 #define AIORDMA_SOFTWARE_LIMITS_H
 
 #define SW_NAME "software"
+#define SW_ROCE_NAME "software_roce"
 
 /* The build sets the package's version. */
 #ifndef SW_VERSION

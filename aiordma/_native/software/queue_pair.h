@@ -46,15 +46,24 @@ struct sw_send {
     enum ibv_wc_status status;
     uint32_t progress; /* of a READ: bytes that have arrived */
     uint32_t sink;     /* of a READ: the STag for its answer; of an atomic: its number */
+    uint32_t psn, packets; /* over RoCE: the first packet's number, and how many numbers it takes */
 };
 
-/* The transport of a queue pair's messages: connected.c for RC, datagram.c for UD. */
+/*
+ * The transport of a queue pair's messages: connected.c for RC over iWARP, roce_pair.c for RC and UC
+ * over RoCE, datagram.c for UD.
+ */
 struct sw_transport {
     int (*open)(struct sw_queue_pair *pair); /* the queue pair is being created: sets ibv.qp_num */
     void (*close)(struct sw_queue_pair *pair);
     void (*transmit)(struct sw_queue_pair *pair); /* the send queue has work */
     void (*resume)(struct sw_queue_pair *pair);   /* there is a receive for the held back message */
     void (*end)(struct sw_queue_pair *pair);      /* the queue pair is in ERR or RESET */
+    /* The program moves the queue pair to RTR or RTS, with these attributes. NULL: as it likes. */
+    int (*enter)(struct sw_queue_pair *pair, enum ibv_qp_state to, const struct ibv_qp_attr *attr);
+    /* A packet has come to RoCE's port, of `size` bytes in all. NULL: there are none. */
+    void (*arrived)(struct sw_queue_pair *pair, const struct sw_udp_route *route,
+                    const struct sw_roce_packet *packet, size_t size);
 };
 
 /* Reports about an identifier's queue pair to the connection manager. */
@@ -97,6 +106,7 @@ struct sw_queue_pair {
     void (*works)(void);            /* called after each post, and when bytes were sent; or NULL */
     int broken;                     /* errno: why the connection broke; 0: it was ended */
     struct sw_stream *stream;       /* of RC, once connected (stream.h) */
+    struct sw_packets *packets;     /* of RC and UC over RoCE (roce_packets.h) */
     struct sw_datagrams *datagrams; /* of UD (datagram.c) */
     struct sw_identifier *identifier; /* the connection manager's, or NULL */
     const struct sw_reports *reports; /* set with identifier */

@@ -1,15 +1,16 @@
 /*
- * Datagrams as the payload of a UDP packet, with RoCE v2's headers (InfiniBand specification,
- * volume 1, 9.2, 9.3 and annex 17), and the first 40 bytes of a receive. Encoding and decoding have
- * no state. The bytes can come from any host.
+ * RoCE v2's packets, which are the payload of UDP packets (InfiniBand specification, volume 1, 9.2,
+ * 9.3 and annex 17), and the first 40 bytes of a datagram's receive. Encoding and decoding have no
+ * state. The bytes can come from any host.
  *
- *     BTH 12 | DETH 8 | immediate data 0 or 4 | payload | padding 0 to 3 | ICRC 4
+ *     BTH 12 | headers that the opcode requires | payload | padding 0 to 3 | ICRC 4
  *
  * The ICRC covers all bytes that do not change on the way. These include the IP and UDP headers,
  * except for the fields that routers and network cards write. A program does not see its IP header.
- * Its identification (IPv4) is assumed to be 0, and "don't fragment" to be set. Linux sends such
- * headers if the socket requests it. If a packet has to be fragmented nevertheless, its ICRC is
- * that of the header that it would have had. Both sides are software devices, so they agree.
+ * It sends with the identification (IPv4) 0 and "don't fragment" set, because the socket requests
+ * that. If a packet has to be fragmented nevertheless, its ICRC is that of the header that it would
+ * have had. Other devices choose an identification. So a packet to RoCE's own port is accepted if
+ * there is one with which its ICRC is right, which leaves 16 bits of checking.
  */
 #ifndef AIORDMA_SOFTWARE_ROCE_H
 #define AIORDMA_SOFTWARE_ROCE_H
@@ -21,16 +22,74 @@
 #include "limits.h"
 
 enum {
-    SW_ROCE_HEADERS = 24, /* at most; 20 without immediate data */
+    SW_ROCE_HEADERS = 40, /* at most: BTH and the header of an atomic */
     SW_ROCE_TRAILER = 7,  /* at most: padding and ICRC */
     SW_ROCE_MOST = SW_ROCE_HEADERS + SW_DATAGRAM_MTU + SW_ROCE_TRAILER,
     SW_GRH = 40,
     SW_QPN_GROUP = 0xffffff, /* a multicast group: all attached queue pairs */
-    /*
-     * The UDP port of groups. RoCE's port, 4791, belongs to the kernel if it has RoCE devices.
-     * Datagrams to one queue pair go to that queue pair's port.
-     */
-    SW_GROUP_PORT = 4795,
+    SW_ROCE_PORT = 4791,  /* it belongs to the kernel if that has RoCE devices */
+    SW_GROUP_PORT = 4795, /* of the software device's groups: see datagram.h */
+};
+
+/* Opcodes of BTH. Those of UC are the ones of RC and SW_UC, as far as UC has them. */
+enum sw_roce_opcode {
+    SW_RC_SEND_FIRST = 0x00,
+    SW_RC_SEND_MIDDLE = 0x01,
+    SW_RC_SEND_LAST = 0x02,
+    SW_RC_SEND_LAST_IMMEDIATE = 0x03,
+    SW_RC_SEND_ONLY = 0x04,
+    SW_RC_SEND_ONLY_IMMEDIATE = 0x05,
+    SW_RC_WRITE_FIRST = 0x06,
+    SW_RC_WRITE_MIDDLE = 0x07,
+    SW_RC_WRITE_LAST = 0x08,
+    SW_RC_WRITE_LAST_IMMEDIATE = 0x09,
+    SW_RC_WRITE_ONLY = 0x0a,
+    SW_RC_WRITE_ONLY_IMMEDIATE = 0x0b,
+    SW_RC_READ_REQUEST = 0x0c,
+    SW_RC_READ_RESPONSE_FIRST = 0x0d,
+    SW_RC_READ_RESPONSE_MIDDLE = 0x0e,
+    SW_RC_READ_RESPONSE_LAST = 0x0f,
+    SW_RC_READ_RESPONSE_ONLY = 0x10,
+    SW_RC_ACKNOWLEDGE = 0x11,
+    SW_RC_ATOMIC_ACKNOWLEDGE = 0x12,
+    SW_RC_COMPARE_SWAP = 0x13,
+    SW_RC_FETCH_ADD = 0x14,
+    SW_RC_SEND_LAST_INVALIDATE = 0x16,
+    SW_RC_SEND_ONLY_INVALIDATE = 0x17,
+    SW_UC = 0x20,
+    SW_UD_SEND_ONLY = 0x64,
+    SW_UD_SEND_ONLY_IMMEDIATE = 0x65,
+};
+
+/* What an opcode says of its packet. */
+enum {
+    SW_IS_KNOWN = 1,
+    SW_IS_SEND = 2,
+    SW_IS_WRITE = 4,
+    SW_IS_ANSWER = 8, /* READ responses and acknowledgements */
+    SW_IS_FIRST = 16, /* of its message; an "only" is both */
+    SW_IS_LAST = 32,
+    SW_HAS_DETH = 64,
+    SW_HAS_RETH = 128,
+    SW_HAS_AETH = 256,
+    SW_HAS_ATOMIC = 512,
+    SW_HAS_ATOMIC_ANSWER = 1024,
+    SW_HAS_IMMEDIATE = 2048,
+    SW_HAS_INVALIDATE = 4096,
+    SW_HAS_PAYLOAD = 8192, /* maybe of no bytes */
+};
+
+/* Acknowledgements (AETH's syndrome): the kind, and five bits whose meaning depends on it. */
+enum {
+    SW_ACKNOWLEDGED = 0x00,
+    SW_NOT_READY = 0x20, /* RNR NAK: with a code of the time to wait */
+    SW_REFUSED = 0x60,   /* NAK: with one of these codes */
+    SW_KIND = 0x60,
+    SW_OUT_OF_SEQUENCE = SW_REFUSED | 0,
+    SW_INVALID_REQUEST = SW_REFUSED | 1,
+    SW_ACCESS_ERROR = SW_REFUSED | 2,
+    SW_OPERATION_ERROR = SW_REFUSED | 3,
+    SW_NO_CREDITS = 0x1f, /* with SW_ACKNOWLEDGED: the responder does not count receives */
 };
 
 /* Source and destination of a packet. IPv4 addresses are ::ffff:a.b.c.d. */
@@ -46,29 +105,41 @@ struct sw_udp_route {
     uint32_t interface;
 };
 
-struct sw_roce_datagram {
-    uint32_t destination_qpn, source_qpn, psn, qkey;
-    uint32_t immediate; /* in the order of the wire */
-    int has_immediate, solicited;
+/* A packet's headers, those that its opcode has, and its payload. */
+struct sw_roce_packet {
+    enum sw_roce_opcode opcode;
+    int solicited, acknowledge; /* the sender requests an acknowledgement */
+    uint32_t destination_qpn, psn;
+    uint32_t qkey, source_qpn; /* DETH */
+    uint64_t address;          /* RETH, and AtomicETH */
+    uint32_t rkey, length;
+    uint64_t swap_add, compare; /* AtomicETH */
+    uint8_t syndrome;           /* AETH */
+    uint32_t messages;          /* ... the MSN */
+    uint64_t original;          /* AtomicAckETH */
+    uint32_t immediate;         /* in the order of the wire */
+    uint32_t invalidated;       /* IETH */
     const uint8_t *payload;
     uint32_t size;
 };
 
-/*
- * Write the headers of a datagram, at most SW_ROCE_HEADERS bytes. The caller puts the payload, of
- * datagram->size bytes, after them. Returns their size.
- */
-uint32_t sw_roce_headers(uint8_t *packet, const struct sw_roce_datagram *datagram);
-/* Add padding and ICRC after the payload. Returns the packet's size. */
-uint32_t sw_roce_seal(uint8_t *packet, const struct sw_roce_datagram *datagram,
-                      const struct sw_roce_path *path);
+/* SW_IS_KNOWN and others; 0: there is no such opcode. */
+unsigned int sw_roce_parts(uint8_t opcode);
 
 /*
- * Read a packet: 0, EBADMSG if it is not a whole UD SEND with the default P_Key, or EILSEQ for a
- * wrong ICRC. The payload stays in the packet.
+ * Write the headers of a packet, at most SW_ROCE_HEADERS bytes. The caller puts the payload, of
+ * packet->size bytes, after them. Returns their size.
  */
-int sw_roce_read(const uint8_t *packet, size_t size, const struct sw_roce_path *path,
-                 struct sw_roce_datagram *datagram);
+uint32_t sw_roce_headers(uint8_t *bytes, const struct sw_roce_packet *packet);
+/* Add padding and ICRC after headers and payload, of `size` bytes. Returns the packet's size. */
+uint32_t sw_roce_seal(uint8_t *bytes, uint32_t size, const struct sw_roce_path *path);
+
+/*
+ * Read a packet: 0, EBADMSG if it is not a whole packet of a known opcode with the default P_Key,
+ * or EILSEQ for a wrong ICRC. The payload stays where it is.
+ */
+int sw_roce_read(const uint8_t *bytes, size_t size, const struct sw_roce_path *path,
+                 struct sw_roce_packet *packet);
 
 /*
  * Write the bytes before the payload of a receive. For IPv6 they are its header in the form of a

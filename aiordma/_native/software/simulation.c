@@ -16,13 +16,14 @@
 #include "identifier.h"
 #include "memory.h"
 #include "descriptors.h"
+#include "roce_port.h"
 #include "simulated.h"
 #include "stream.h"
 
 static const struct sw_state *const states[] = {
     &sw_device_state,      &sw_engine_state,  &sw_gids_state,     &sw_handshakes_state,
     &sw_identifiers_state, &sw_memory_state,  &sw_progress_state, &sw_queue_pairs_state,
-    &sw_silence_state,     &sw_streams_state,
+    &sw_roce_port_state,   &sw_silence_state, &sw_streams_state,
 };
 
 enum { STATES = sizeof(states) / sizeof(*states) };

@@ -11,6 +11,7 @@
 #include "builder.h"
 #include "connected.h"
 #include "datagram.h"
+#include "roce_pair.h"
 
 static struct sw_queue_pair *pair_of(struct ibv_qp *queue_pair)
 {
@@ -23,7 +24,8 @@ static int check_request(struct ibv_pd *domain, const struct ibv_qp_init_attr *a
 {
     const struct ibv_qp_cap *cap = &attr->cap;
 
-    if (attr->qp_type != IBV_QPT_RC && attr->qp_type != IBV_QPT_UD)
+    if (attr->qp_type != IBV_QPT_RC && attr->qp_type != IBV_QPT_UD &&
+        !(attr->qp_type == IBV_QPT_UC && sw_is_roce(domain->context)))
         return EOPNOTSUPP;
     if (!attr->send_cq || !attr->recv_cq || attr->send_cq->context != domain->context ||
         attr->recv_cq->context != domain->context)
@@ -73,6 +75,15 @@ static int make_rings(struct sw_queue_pair *pair)
                         : sw_receives_make(&pair->receives, cap->max_recv_wr, cap->max_recv_sge);
 }
 
+static const struct sw_transport *transport_of(const struct ibv_qp *queue_pair)
+{
+    int is_datagram = queue_pair->qp_type == IBV_QPT_UD;
+
+    if (sw_is_roce(queue_pair->context))
+        return is_datagram ? &sw_roce_datagram_transport : &sw_roce_transport;
+    return is_datagram ? &sw_datagram_transport : &sw_stream_transport;
+}
+
 static struct sw_queue_pair *new_pair(struct ibv_pd *domain, struct ibv_qp_init_attr *attr)
 {
     struct sw_queue_pair *pair = calloc(1, sizeof(*pair));
@@ -94,7 +105,7 @@ static struct sw_queue_pair *new_pair(struct ibv_pd *domain, struct ibv_qp_init_
     if (attr->srq)
         pair->capacity.max_recv_wr = pair->capacity.max_recv_sge = 0;
     pair->signals_all = attr->sq_sig_all;
-    pair->transport = attr->qp_type == IBV_QPT_UD ? &sw_datagram_transport : &sw_stream_transport;
+    pair->transport = transport_of(&pair->ibv);
     if (make_rings(pair)) {
         free_pair(pair);
         return NULL;
@@ -222,16 +233,46 @@ enum {
 };
 
 /*
- * The transitions that a program may request. An iWARP queue pair gets from INIT to RTS only by a
- * connection (RFC 5040 has no queue pair without a stream). So RTR and RTS of RC are missing.
+ * The transitions that a program may request (InfiniBand specification, 10.3.1, and man
+ * ibv_modify_qp). An iWARP queue pair gets from INIT to RTS only by a connection (RFC 5040 has no
+ * queue pair without a stream). So RTR and RTS of these are missing.
  */
-static const struct transition connected[] = {
+static const struct transition iwarp[] = {
     {IBV_QPS_RESET, IBV_QPS_INIT, INIT_ALWAYS | IBV_QP_ACCESS_FLAGS, 0},
     {IBV_QPS_INIT, IBV_QPS_INIT, 0, INIT_ALWAYS | IBV_QP_ACCESS_FLAGS},
     {IBV_QPS_RTS, IBV_QPS_RTS, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER},
     {IBV_QPS_RTS, IBV_QPS_SQD, 0, IBV_QP_EN_SQD_ASYNC_NOTIFY},
     {IBV_QPS_SQD, IBV_QPS_SQD, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER},
     {IBV_QPS_SQD, IBV_QPS_RTS, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER},
+};
+
+enum {
+    PEER = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN,
+    ANSWERS = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+    TRIES = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
+    LATER = IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_PATH_MIG_STATE,
+};
+
+static const struct transition reliable[] = {
+    {IBV_QPS_RESET, IBV_QPS_INIT, INIT_ALWAYS | IBV_QP_ACCESS_FLAGS, 0},
+    {IBV_QPS_INIT, IBV_QPS_INIT, 0, INIT_ALWAYS | IBV_QP_ACCESS_FLAGS},
+    {IBV_QPS_INIT, IBV_QPS_RTR, PEER | ANSWERS, IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS},
+    {IBV_QPS_RTR, IBV_QPS_RTS, TRIES | IBV_QP_SQ_PSN, LATER},
+    {IBV_QPS_RTS, IBV_QPS_RTS, 0, LATER},
+    {IBV_QPS_RTS, IBV_QPS_SQD, 0, IBV_QP_EN_SQD_ASYNC_NOTIFY},
+    {IBV_QPS_SQD, IBV_QPS_SQD, 0, LATER | TRIES | IBV_QP_PKEY_INDEX},
+    {IBV_QPS_SQD, IBV_QPS_RTS, 0, LATER},
+};
+
+static const struct transition unreliable[] = {
+    {IBV_QPS_RESET, IBV_QPS_INIT, INIT_ALWAYS | IBV_QP_ACCESS_FLAGS, 0},
+    {IBV_QPS_INIT, IBV_QPS_INIT, 0, INIT_ALWAYS | IBV_QP_ACCESS_FLAGS},
+    {IBV_QPS_INIT, IBV_QPS_RTR, PEER, IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS},
+    {IBV_QPS_RTR, IBV_QPS_RTS, IBV_QP_SQ_PSN, IBV_QP_ACCESS_FLAGS | IBV_QP_PATH_MIG_STATE},
+    {IBV_QPS_RTS, IBV_QPS_RTS, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_PATH_MIG_STATE},
+    {IBV_QPS_RTS, IBV_QPS_SQD, 0, IBV_QP_EN_SQD_ASYNC_NOTIFY},
+    {IBV_QPS_SQD, IBV_QPS_SQD, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX},
+    {IBV_QPS_SQD, IBV_QPS_RTS, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_PATH_MIG_STATE},
 };
 
 static const struct transition datagram[] = {
@@ -248,14 +289,20 @@ static const struct transition datagram[] = {
 
 static int check_transition(const struct sw_queue_pair *pair, enum ibv_qp_state to, int mask)
 {
-    const struct transition *all = connected;
-    size_t count = sizeof(connected) / sizeof(*connected);
+    const struct transition *all = iwarp;
+    size_t count = sizeof(iwarp) / sizeof(*iwarp);
 
     if (to == IBV_QPS_RESET || to == IBV_QPS_ERR)
         return mask & ~COMMON ? EINVAL : 0;
     if (pair->ibv.qp_type == IBV_QPT_UD) {
         all = datagram;
         count = sizeof(datagram) / sizeof(*datagram);
+    } else if (pair->ibv.qp_type == IBV_QPT_UC) {
+        all = unreliable;
+        count = sizeof(unreliable) / sizeof(*unreliable);
+    } else if (sw_is_roce(pair->ibv.context)) {
+        all = reliable;
+        count = sizeof(reliable) / sizeof(*reliable);
     }
     for (size_t i = 0; i < count; i++)
         if (all[i].from == pair->ibv.state && all[i].to == to) {
@@ -279,6 +326,15 @@ static int check_values(const struct ibv_qp_attr *attr, int mask)
         return EINVAL;
     if (mask & IBV_QP_MIN_RNR_TIMER && attr->min_rnr_timer > 31)
         return EINVAL;
+    if (mask & IBV_QP_PATH_MTU && (attr->path_mtu < IBV_MTU_256 || attr->path_mtu > IBV_MTU_4096))
+        return EINVAL;
+    if ((mask & IBV_QP_MAX_DEST_RD_ATOMIC && attr->max_dest_rd_atomic > SW_MOST_DEPTH) ||
+        (mask & IBV_QP_MAX_QP_RD_ATOMIC && attr->max_rd_atomic > SW_MOST_DEPTH))
+        return EINVAL;
+    if ((mask & IBV_QP_TIMEOUT && attr->timeout > 31) ||
+        (mask & IBV_QP_RETRY_CNT && attr->retry_cnt > 7) ||
+        (mask & IBV_QP_RNR_RETRY && attr->rnr_retry > 7))
+        return EINVAL;
     return 0;
 }
 
@@ -298,6 +354,24 @@ static void keep_values(struct ibv_qp_attr *to, const struct ibv_qp_attr *from, 
         to->min_rnr_timer = from->min_rnr_timer;
     if (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY)
         to->en_sqd_async_notify = from->en_sqd_async_notify;
+    if (mask & IBV_QP_AV)
+        to->ah_attr = from->ah_attr;
+    if (mask & IBV_QP_PATH_MTU)
+        to->path_mtu = from->path_mtu;
+    if (mask & IBV_QP_DEST_QPN)
+        to->dest_qp_num = from->dest_qp_num & 0xffffff;
+    if (mask & IBV_QP_RQ_PSN)
+        to->rq_psn = from->rq_psn & 0xffffff;
+    if (mask & IBV_QP_MAX_DEST_RD_ATOMIC)
+        to->max_dest_rd_atomic = from->max_dest_rd_atomic;
+    if (mask & IBV_QP_MAX_QP_RD_ATOMIC)
+        to->max_rd_atomic = from->max_rd_atomic;
+    if (mask & IBV_QP_TIMEOUT)
+        to->timeout = from->timeout;
+    if (mask & IBV_QP_RETRY_CNT)
+        to->retry_cnt = from->retry_cnt;
+    if (mask & IBV_QP_RNR_RETRY)
+        to->rnr_retry = from->rnr_retry;
 }
 
 static void to_reset(struct sw_queue_pair *pair)
@@ -329,6 +403,8 @@ static int modify_qp(struct ibv_qp *queue_pair, struct ibv_qp_attr *attr, int ma
         error = check_transition(pair, to, mask);
     if (!error)
         error = check_values(attr, mask);
+    if (!error && pair->transport->enter && mask & IBV_QP_STATE)
+        error = pair->transport->enter(pair, to, attr);
     if (!error) {
         keep_values(&pair->attributes, attr, mask);
         if (to == IBV_QPS_ERR) {
@@ -358,7 +434,8 @@ static int query_qp(struct ibv_qp *queue_pair, struct ibv_qp_attr *attr, int mas
     sw_lock();
     *attr = pair->attributes;
     attr->qp_state = attr->cur_qp_state = pair->ibv.state;
-    attr->path_mtu = IBV_MTU_4096;
+    if (!attr->path_mtu)
+        attr->path_mtu = IBV_MTU_4096;
     attr->path_mig_state = IBV_MIG_MIGRATED;
     attr->cap = pair->capacity;
     memset(init, 0, sizeof(*init));

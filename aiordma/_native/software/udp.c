@@ -92,6 +92,8 @@ static int set_options(int fd, sa_family_t family, int flags)
         error = set(fd, IPPROTO_IP, IP_PKTINFO, 1);
     if (!error && flags & SW_UDP_SHARED)
         error = set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (!error && flags & SW_UDP_PORT_SHARED)
+        error = set(fd, SOL_SOCKET, SO_REUSEPORT, 1);
     /* As much as the system allows: a burst can arrive while the engine is busy. */
     set(fd, SOL_SOCKET, SO_RCVBUF, BUFFER);
     set(fd, SOL_SOCKET, SO_SNDBUF, BUFFER);

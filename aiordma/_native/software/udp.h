@@ -20,8 +20,9 @@ struct sw_udp {
 
 enum {
     SW_UDP_IPV6_ONLY = 1,
-    SW_UDP_SHARED = 2, /* the port, with sockets that have this flag, too */
-    SW_UDP_ERRORS = 4, /* sw_udp_refusal returns the errors that ICMP reported */
+    SW_UDP_SHARED = 2,      /* the port, with sockets that have this flag, too: groups */
+    SW_UDP_PORT_SHARED = 8, /* the same, and each packet goes to one of them */
+    SW_UDP_ERRORS = 4,      /* sw_udp_refusal returns the errors that ICMP reported */
 };
 
 /* Open a socket that is bound to an address. If its port is 0, a free one is taken. */

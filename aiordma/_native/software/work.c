@@ -40,6 +40,13 @@ static int is_connected_opcode(enum ibv_wr_opcode opcode)
     }
 }
 
+/* UC has no answers, so no READs and atomics, and nothing that depends on an order with them. */
+static int is_unreliable_opcode(enum ibv_wr_opcode opcode)
+{
+    return is_datagram_opcode(opcode) || opcode == IBV_WR_RDMA_WRITE ||
+           opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+}
+
 /* Check a request. Its memory is checked when the request is carried out. */
 static int check_send(const struct sw_queue_pair *pair, const struct ibv_send_wr *request,
                       uint64_t *length)
@@ -62,7 +69,8 @@ static int check_send(const struct sw_queue_pair *pair, const struct ibv_send_wr
         if (!is_datagram_opcode(opcode) || !request->wr.ud.ah ||
             request->wr.ud.ah->pd != pair->ibv.pd)
             return EINVAL;
-    } else if (!is_connected_opcode(opcode)) {
+    } else if (!is_connected_opcode(opcode) ||
+               (pair->ibv.qp_type == IBV_QPT_UC && !is_unreliable_opcode(opcode))) {
         return EINVAL;
     }
     if (request->send_flags & IBV_SEND_INLINE) {

@@ -1,0 +1,307 @@
+/* RoCE's UDP port: see roce_port.h. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* struct ucred */
+#endif
+#include "roce_port.h"
+
+#include <errno.h>
+#include <linux/filter.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "engine.h"
+#include "udp.h"
+
+enum {
+    BURST = 64, /* packets in a row */
+    SLOTS = 256,
+    SLOT_SHIFT = 16,
+    TRIES = 4096,
+    QPN_BYTE = 5, /* of the packet: the upper 8 bits of the number that it is for */
+};
+
+static struct {
+    uint32_t users; /* queue pairs */
+    struct sw_watch watch;
+    struct sw_udp udp;
+    struct sw_watch passed; /* packets that other processes pass on. In a simulation there are none */
+    uint32_t slot;
+    struct sw_due *due;
+    uint64_t foreign; /* packets that were passed on */
+} port;
+
+const struct sw_state sw_roce_port_state = {&port, sizeof(port)};
+
+/* -- what is due at the end of a burst ------------------------------------------------------- */
+
+void sw_roce_port_after(struct sw_due *due)
+{
+    if (due->link)
+        return;
+    due->next = port.due;
+    if (due->next)
+        due->next->link = &due->next;
+    due->link = &port.due;
+    port.due = due;
+}
+
+void sw_roce_port_forget(struct sw_due *due)
+{
+    if (!due->link)
+        return;
+    *due->link = due->next;
+    if (due->next)
+        due->next->link = due->link;
+    due->link = NULL;
+}
+
+static void run_due(void)
+{
+    while (port.due) {
+        struct sw_due *due = port.due;
+        sw_roce_port_forget(due);
+        due->run(due);
+    }
+}
+
+/* -- slots: each is an abstract unix socket of this network namespace ------------------------- */
+
+struct passed_on {
+    struct sw_udp_route route;
+    size_t size;
+};
+
+static socklen_t name_of(uint32_t slot, struct sockaddr_un *name)
+{
+    memset(name, 0, sizeof(*name));
+    name->sun_family = AF_UNIX;
+    int size = snprintf(name->sun_path + 1, sizeof(name->sun_path) - 1, "aiordma-roce-%u-%u",
+                        (unsigned int)geteuid(), slot);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)size);
+}
+
+/* Take the first free slot. */
+static int take_slot(void)
+{
+    struct sockaddr_un name;
+    int yes = 1;
+
+    if (sw_system->is_simulated)
+        return 0; /* each host has one process */
+    int fd = sw_system->socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return errno;
+    int error = EADDRINUSE;
+    for (port.slot = 0; error == EADDRINUSE && port.slot < SLOTS; port.slot++) {
+        socklen_t size = name_of(port.slot, &name);
+        error = sw_system->bind(fd, (struct sockaddr *)&name, size) ? errno : 0;
+    }
+    port.slot--;
+    if (!error && sw_system->setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &yes, sizeof(yes)))
+        error = errno;
+    if (error) {
+        sw_system->close(fd);
+        return error == EADDRINUSE ? EAGAIN : error; /* EAGAIN: too many processes */
+    }
+    port.passed.fd = fd;
+    return 0;
+}
+
+/* Pass a packet on to the process of a slot. If there is none, or it is busy, the packet is lost. */
+static void pass_on(uint32_t slot, const struct sw_udp_route *route, uint8_t *bytes, size_t size)
+{
+    struct sockaddr_un name;
+    struct passed_on head = {.route = *route, .size = size};
+    struct iovec parts[] = {{&head, sizeof(head)}, {bytes, size}};
+    struct msghdr message = {
+        .msg_name = &name,
+        .msg_namelen = name_of(slot, &name),
+        .msg_iov = parts,
+        .msg_iovlen = 2,
+    };
+
+    port.foreign++;
+    if (sw_system->sendmsg(port.passed.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+        /* Lost, as any packet can be. */
+    }
+}
+
+/* -- packets ---------------------------------------------------------------------------------- */
+
+static void arrived(const struct sw_udp_route *route, uint8_t *bytes, size_t size, int may_pass)
+{
+    struct sw_roce_packet packet;
+
+    if (may_pass && size > QPN_BYTE && bytes[QPN_BYTE] != port.slot && port.passed.slot) {
+        pass_on(bytes[QPN_BYTE], route, bytes, size);
+        return;
+    }
+    if (sw_roce_read(bytes, size, &route->path, &packet))
+        return;
+    struct sw_queue_pair *pair = sw_find_queue_pair(packet.destination_qpn);
+    if (pair && pair->transport->arrived)
+        pair->transport->arrived(pair, route, &packet, size);
+}
+
+static void ready(struct sw_watch *watch, uint32_t events)
+{
+    uint8_t bytes[SW_ROCE_MOST];
+    struct sw_udp_route route;
+
+    (void)watch, (void)events;
+    for (int i = 0; i < BURST && port.users && !sw_turn_is_over(); i++) {
+        ssize_t size = sw_udp_receive(&port.udp, bytes, sizeof(bytes), &route);
+        if (size < 0 && errno == EAGAIN)
+            break;
+        sw_add_work(SW_FRAME_WORK + SW_DATAGRAM_MTU);
+        if (size >= 0 && (size_t)size <= sizeof(bytes))
+            arrived(&route, bytes, (size_t)size, 1);
+    }
+    run_due();
+}
+
+/* Read a packet that another process of the same user passed on. Returns its size, or -1. */
+static ssize_t receive_passed(struct passed_on *head, uint8_t *bytes, size_t room)
+{
+    struct ucred credentials = {.uid = (uid_t)-1};
+    union {
+        struct cmsghdr aligned;
+        char bytes[CMSG_SPACE(sizeof(struct ucred))];
+    } control;
+    struct iovec parts[] = {{head, sizeof(*head)}, {bytes, room}};
+    struct msghdr message = {.msg_iov = parts,
+                             .msg_iovlen = 2,
+                             .msg_control = &control,
+                             .msg_controllen = sizeof(control)};
+
+    ssize_t size = sw_system->recvmsg(port.passed.fd, &message, 0);
+    if (size < 0)
+        return -1;
+    for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header;
+         header = CMSG_NXTHDR(&message, header))
+        if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_CREDENTIALS)
+            memcpy(&credentials, CMSG_DATA(header), sizeof(credentials));
+    /* Only who could have read the port says where a packet came from. */
+    if (credentials.uid != geteuid() || (size_t)size < sizeof(*head) ||
+        (size_t)size != sizeof(*head) + head->size)
+        return 0;
+    return (ssize_t)head->size;
+}
+
+static void passed_ready(struct sw_watch *watch, uint32_t events)
+{
+    uint8_t bytes[SW_ROCE_MOST];
+    struct passed_on head;
+
+    (void)watch, (void)events;
+    for (int i = 0; i < BURST && port.users && !sw_turn_is_over(); i++) {
+        ssize_t size = receive_passed(&head, bytes, sizeof(bytes));
+        if (size < 0)
+            break;
+        sw_add_work(SW_FRAME_WORK + SW_DATAGRAM_MTU);
+        if (size)
+            arrived(&head.route, bytes, (size_t)size, 0);
+    }
+    run_due();
+}
+
+int sw_roce_port_send(struct sw_udp_route *route, uint8_t *bytes, uint32_t size)
+{
+    route->path.source_port = route->path.destination_port = SW_ROCE_PORT;
+    size = sw_roce_seal(bytes, size, &route->path);
+    return sw_udp_send(&port.udp, route, bytes, size);
+}
+
+/* -- opening and closing ---------------------------------------------------------------------- */
+
+/*
+ * Have the kernel give a packet to the process of its queue pair. It numbers the processes in the
+ * order in which they came, until one goes: then the last one gets the number of that one.
+ */
+static void steer(int fd)
+{
+    struct sock_filter steps[] = {
+        {.code = BPF_LD | BPF_B | BPF_ABS, .k = QPN_BYTE},
+        {.code = BPF_RET | BPF_A},
+    };
+    struct sock_fprog program = {.len = 2, .filter = steps};
+
+    if (sw_system->setsockopt(fd, SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &program,
+                              sizeof(program))) {
+        /* Any process then gets a packet, and passes it on. */
+    }
+}
+
+static int open_port(void)
+{
+    struct sockaddr_in6 ipv6 = {.sin6_family = AF_INET6, .sin6_port = htons(SW_ROCE_PORT)};
+    struct sockaddr_in ipv4 = {.sin_family = AF_INET, .sin_port = htons(SW_ROCE_PORT)};
+
+    int error = take_slot();
+    if (error)
+        return error;
+    error = sw_udp_open(&port.udp, (struct sockaddr *)&ipv6, SW_UDP_PORT_SHARED);
+    if (error == EAFNOSUPPORT || error == EADDRNOTAVAIL)
+        error = sw_udp_open(&port.udp, (struct sockaddr *)&ipv4, SW_UDP_PORT_SHARED);
+    if (!error) {
+        steer(port.udp.fd);
+        port.watch.ready = ready;
+        error = sw_watch(&port.watch, port.udp.fd, EPOLLIN);
+        if (!error && !sw_system->is_simulated) {
+            port.passed.ready = passed_ready;
+            error = sw_watch(&port.passed, port.passed.fd, EPOLLIN);
+        }
+        if (error) {
+            sw_unwatch(&port.watch);
+            sw_udp_close(&port.udp);
+        }
+    }
+    if (error && !sw_system->is_simulated)
+        sw_system->close(port.passed.fd);
+    return error;
+}
+
+static uint32_t free_number(void)
+{
+    for (int i = 0; i < TRIES; i++) {
+        uint32_t number = port.slot << SLOT_SHIFT | (sw_random() & 0xffff);
+        /* 0 and 1 are reserved for management, and the highest number for multicast. */
+        if (number > 1 && number != SW_QPN_GROUP && !sw_find_queue_pair(number))
+            return number;
+    }
+    return 0;
+}
+
+int sw_roce_port_join(uint32_t *number)
+{
+    int error = port.users ? 0 : open_port();
+
+    if (error)
+        return error;
+    port.users++;
+    *number = free_number();
+    if (*number)
+        return 0;
+    sw_roce_port_leave();
+    return EAGAIN;
+}
+
+void sw_roce_port_leave(void)
+{
+    if (--port.users)
+        return;
+    sw_unwatch(&port.watch);
+    sw_udp_close(&port.udp);
+    if (port.passed.slot) {
+        sw_unwatch(&port.passed);
+        sw_system->close(port.passed.fd);
+    }
+}
+
+void sw_roce_port_forked(void)
+{
+    memset(&port, 0, sizeof(port));
+}
