@@ -26,6 +26,7 @@ from tests.internals import (
     THREAD_NAME,
     Provider,
     calls_under_way,
+    ffi,
     provider_of,
     real_devices_are_here,
 )
@@ -71,7 +72,8 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "completion_vectors": "it has one: it raises no interrupts to distribute",
         "second_device": "there is one, which serves all addresses; its GID_CHANGE is tested by "
         "tests/unit/test_software_device.py",
-        "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
+        "shared receives by hand": "open_shared_receive finds a device by the connection manager, "
+        "and that of the built-in device is iWARP",
         "ece": "iWARP's handshake has no enhanced connection establishment",
         "type_of_service": "iWARP's handshake does not carry it: each side marks its own packets "
         "as its own tos= says",
@@ -178,6 +180,8 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "does not change with its IP addresses",
         "type_of_service": "siw does not mark its TCP stream with it",
         "ipv4_at_ipv6_wildcard": "siw resets a peer that comes over IPv4 to a listener of IPv6",
+        "shared receives by hand": "open_shared_receive finds a device by the connection manager, "
+        "and that of the built-in device is iWARP",
         "ece": "iWARP's handshake has no enhanced connection establishment",
         "rdma_establish": "iWARP has no rdma_establish, which a client that makes its own queue "
         "pair calls",
@@ -229,6 +233,11 @@ class DeviceUnderTest:
     driver: str
     address: str
 
+    @property
+    def by_hand(self) -> str:
+        """The name of the device for queue pairs by hand."""
+        return f"{SOFTWARE}_roce" if self.name == SOFTWARE else self.name
+
     def lacks(self, capability: str) -> str | None:
         """What is missing, and why, or None: of the device, or of the machine under it."""
         for owner, table in ((self.driver, DEVICE_LACKS), ("this machine", MACHINE_LACKS)):
@@ -253,6 +262,9 @@ def device() -> Iterator[DeviceUnderTest]:
     with EventChannel(DEVICE) as channel, Identifier(channel) as identifier:
         identifier.bind(ADDRESS, 0)
         identifier.listen(1)
+    if DEVICE == SOFTWARE:
+        provider = provider_of(DEVICE)
+        provider.free_devices(provider.get_devices(ffi.NULL))  # opens the one of `by_hand`, too
     free_port()  # its process's block, which is taken with a socket, and kept
     # What is imported by now stays: no need to look through it after each test again.
     gc.collect()

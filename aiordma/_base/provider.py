@@ -26,9 +26,11 @@ from aiordma._base.system import system
 from aiordma._native import lib, load_rdma_core, load_software
 
 __all__ = (
+    "BUILT_IN",
     "CLASSES",
     "DEVICE",
     "SOFTWARE",
+    "SOFTWARE_ROCE",
     "Provider",
     "Requirement",
     "check_software_variables",
@@ -42,6 +44,9 @@ __all__ = (
 
 SOFTWARE = "software"
 """The name of the built-in software device."""
+SOFTWARE_ROCE = "software_roce"
+"""The name of its RoCE device, for queue pairs that are connected by hand."""
+BUILT_IN = (SOFTWARE, SOFTWARE_ROCE)
 
 _RDMA_CLASSES = ("rdma", "infiniband", "roce", "iwarp")
 CLASSES = (*_RDMA_CLASSES, SOFTWARE)
@@ -236,7 +241,7 @@ def provider_of(device: str) -> Provider:
     Raises:
         NoDeviceError: this is not the software device, and rdma-core is not installed.
     """
-    return software() if device == SOFTWARE else rdma_core()
+    return software() if device in BUILT_IN else rdma_core()
 
 
 def real_devices_are_here() -> bool:

@@ -17,7 +17,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import BusyError, ClosedError, DeviceRemovedError, detached
 from aiordma._base.process import here, require_same_process
-from aiordma._base.provider import SOFTWARE
+from aiordma._base.provider import BUILT_IN
 from aiordma._loop.event_loop import EventLoop, require_here
 from aiordma._loop.threads import CREATES, Lane, in_thread, start_destroy
 from aiordma._requests.pool import SLAB, BufferPool
@@ -63,7 +63,7 @@ class DomainState:
         self.raw = raw
         self.pool: BufferPool = BufferPool(
             raw,
-            is_pinned=hub.context.device_name != SOFTWARE,
+            is_pinned=hub.context.device_name not in BUILT_IN,
             slab=PRIVATE_SLAB if identifier is None else SLAB,
         )
         hub.counters.add_cache(self.pool.registrations)

@@ -22,7 +22,7 @@ import anyio
 
 from aiordma._base.enums import AsyncEventType, Transport
 from aiordma._base.errors import DeviceEventError, VerbsCallError, check_negative_errno, detached
-from aiordma._base.provider import SOFTWARE
+from aiordma._base.provider import BUILT_IN, SOFTWARE
 from aiordma._base.system import system
 from aiordma._loop.event_loop import EventLoop, Timer, require_here
 from aiordma._loop.threads import ACCEPTS, in_thread
@@ -115,7 +115,7 @@ class DeviceHub:
         """Whether only TCP detects a dead peer."""
         self.loop = loop
         self.in_flight: InFlightTable = InFlightTable()
-        self.pool: BufferPool = BufferPool(self.domain, is_pinned=context.device_name != SOFTWARE)
+        self.pool: BufferPool = BufferPool(self.domain, is_pinned=context.device_name not in BUILT_IN)
         self.polled: float = 0.0
         """When an endpoint has polled this last (`Endpoint.poll`), by the monotonic clock."""
         self.max_message: dict[int, int] = {}

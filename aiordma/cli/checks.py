@@ -7,6 +7,7 @@ from ipaddress import ip_address
 from aiordma._base.provider import CLASSES
 from aiordma.cli.containers import memlock_command, nodes_command
 from aiordma.cli.system import (
+    BUILT_IN,
     SOFTWARE,
     AddressUse,
     DeviceState,
@@ -118,7 +119,7 @@ def _mendable(
 
 def check_devices(system: System) -> list[Finding]:
     """Whether there is an RDMA device, and each can be opened."""
-    real = [device for device in system.devices if device.name != SOFTWARE]
+    real = [device for device in system.devices if device.name not in BUILT_IN]
     findings = [
         Finding(
             "error",
@@ -423,7 +424,7 @@ def _gid_of(device: DeviceState, address: str, interface: str) -> tuple[PortStat
 
 
 def _usable(system: System) -> list[DeviceState]:
-    return [each for each in system.devices if each.name != SOFTWARE and each.error is None]
+    return [each for each in system.devices if each.name not in BUILT_IN and each.error is None]
 
 
 def _interface_of(port: PortState, system: System) -> Interface | None:

@@ -47,7 +47,8 @@ def info(
 ) -> None:
     """Show RDMA devices, with their ports, GIDs and limits.
 
-    The last device is always "software", which is built in. Names and values are those of
+    The last two are built in: "software", and "software_roce" for queue pairs that are connected by
+    hand. Names and values are those of
     ibv_devinfo. A port's GIDs are its addresses: give one of them to `aiordma ping` and to your
     programs. Exit status: 1 if a device is missing or cannot be opened.
 

@@ -21,6 +21,7 @@ from aiordma.cli.running import one_line
 from aiordma.verbs import Context, Device, EventChannel, GidEntry, GidType, Identifier
 
 __all__ = (
+    "BUILT_IN",
     "SOFTWARE",
     "AddressUse",
     "DeviceState",
@@ -32,6 +33,7 @@ __all__ = (
 )
 
 SOFTWARE = "software"
+BUILT_IN = (SOFTWARE, "software_roce")
 LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
 MODULES = ("rdma_rxe", "siw", "rdma_ucm", "ib_uverbs", "tcp_diag")
 _CAP_IPC_LOCK = 14
@@ -294,7 +296,7 @@ def _use_of(address: str) -> AddressUse:
 def _real() -> str:
     """Return the name of any real device: its provider has the connection manager."""
     for name in Device.names():
-        if name != SOFTWARE:
+        if name not in BUILT_IN:
             return name
     raise aiordma.NoDeviceError("this machine has no RDMA device")
 
@@ -303,7 +305,8 @@ def _device_names(kernel: Iterable[str]) -> list[str]:
     try:
         names = Device.names()
     except RdmaError:
-        names = [SOFTWARE]
+        names = [*BUILT_IN]
+    names = [name for name in names if name != BUILT_IN[1]]  # which no address leads to
     # What the kernel has, and the library does not list, cannot be opened, and is a finding.
     return [*(name for name in kernel if name not in names), *names]
 
@@ -318,7 +321,7 @@ def _device(
             count = context.query().phys_port_cnt
             # Without an interface in the GID table (InfiniBand), the addresses tell that of the
             # only port.
-            usual = near[0] if near and count == 1 and name != SOFTWARE else None
+            usual = near[0] if near and count == 1 and name not in BUILT_IN else None
             gids = context.gid_table()
             ports = (_port(context, number, gids, usual) for number in range(1, count + 1))
             return DeviceState(name, context.kind, tuple(ports))

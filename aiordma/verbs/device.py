@@ -17,6 +17,7 @@ from aiordma._base.errors import (
     check_supported,
 )
 from aiordma._base.provider import (
+    BUILT_IN,
     SOFTWARE,
     Provider,
     Requirement,
@@ -52,7 +53,8 @@ class Device:
     """The name of an RDMA device, which need not exist yet: `Device("rxe0").open()`.
 
     Args:
-        name: the name of an RDMA device, such as "rxe0", or "software".
+        name: the name of an RDMA device, such as "rxe0", "software" or
+            "software_roce".
 
     Raises:
         TypeError, ValueError: the name is not a str, or empty.
@@ -68,8 +70,9 @@ class Device:
 
     @staticmethod
     def names() -> list[str]:
-        """Return the names of this machine's RDMA devices, and, last, the name of the built-in
-        software device. If rdma-core is not installed, the software device is the only one.
+        """Return the names of this machine's RDMA devices, and, last, the two of the built-in
+        software device: "software", and "software_roce" for queue pairs that are connected by hand
+        (`aiordma.open_queue_pair`). Without rdma-core, there are only these.
 
         Raises:
             ValueError: an environment variable of the software device has a wrong value; the
@@ -213,7 +216,7 @@ class Context(Resource):
             VerbsCallError: the driver refused to describe its first port.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
         """
-        if self.device_name == SOFTWARE:
+        if self.device_name in BUILT_IN:
             return SOFTWARE
         if self.transport is Transport.IWARP:
             return "iwarp"

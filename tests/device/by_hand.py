@@ -17,9 +17,10 @@ from aiordma.verbs import (
     QueuePair,
     QueuePairState,
 )
-from tests.devices import DeviceUnderTest
+from tests.devices import DEVICE, SOFTWARE, DeviceUnderTest
 
-GID_INDEX = 1  # the IPv4-mapped one of a RoCE port; 0 is the link-local one
+GID_INDEX = 0 if DEVICE == SOFTWARE else 1
+"""The IPv4-mapped one. On rxe, 0 is the link-local one."""
 REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 
 
@@ -79,7 +80,7 @@ def end_in(
 @contextmanager
 def open_end(device: DeviceUnderTest) -> Iterator[End]:
     with (
-        Device(device.name).open() as context,
+        Device(device.by_hand).open() as context,
         context.alloc_pd() as domain,
         end_in(domain) as end,
     ):

@@ -88,9 +88,9 @@ async def test_connection_refuses_a_missing_completion_vector(device: DeviceUnde
                 ADDRESS, options=aiordma.ConnectionOptions(comp_vector=count)
             )
     if not device.lacks("queue pairs by hand"):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=said.replace(device.name, device.by_hand)):
             await aiordma.open_queue_pair(
-                device.name, options=aiordma.ConnectionOptions(comp_vector=count)
+                device.by_hand, options=aiordma.ConnectionOptions(comp_vector=count)
             )
     async with (
         aiordma.listen(
@@ -170,8 +170,8 @@ async def test_queue_pairs_use_the_path_they_are_given(
 ) -> None:
     opened: dict[str, Any] = {"gid_index": GID_INDEX, "pkey_index": 0}
     async with (
-        aiordma.open_queue_pair(device.name, **opened) as one,
-        aiordma.open_queue_pair(device.name, **opened) as other,
+        aiordma.open_queue_pair(device.by_hand, **opened) as one,
+        aiordma.open_queue_pair(device.by_hand, **opened) as other,
     ):
         for end, peer in ((one, other), (other, one)):
             await end.connect_to(peer.address, path_mtu=mtu, service_level=3, traffic_class=0x20)
@@ -191,12 +191,12 @@ async def test_queue_pairs_use_the_path_they_are_given(
 @by_hand
 @one_loop
 async def test_queue_pair_refuses_a_missing_partition_key(device: DeviceUnderTest) -> None:
-    with aiordma.verbs.Device(device.name).open() as context:
+    with aiordma.verbs.Device(device.by_hand).open() as context:
         count = context.query_port().pkey_tbl_len
     with pytest.raises(
-        ValueError, match=rf"^pkey_index={count}: {device.name} has 0\.\.{count - 1}$"
+        ValueError, match=rf"^pkey_index={count}: {device.by_hand} has 0\.\.{count - 1}$"
     ):
-        await aiordma.open_queue_pair(device.name, pkey_index=count)
+        await aiordma.open_queue_pair(device.by_hand, pkey_index=count)
 
 
 @pytest.mark.capability("retries_carried")

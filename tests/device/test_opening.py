@@ -111,7 +111,7 @@ async def test_a_datagram_socket_opens_without_await() -> None:
 
 @pytest.mark.capability("queue pairs by hand")
 async def test_a_queue_pair_opens_without_await(device: Any) -> None:
-    async with aiordma.open_queue_pair(device.name) as pair:
+    async with aiordma.open_queue_pair(device.by_hand) as pair:
         assert pair.address.qp_num
     with pytest.raises(aiordma.ClosedError):
         await pair.send(b"closed")

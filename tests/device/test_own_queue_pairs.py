@@ -78,7 +78,6 @@ def answered(ece: Ece | None = None) -> Iterator[tuple[EventChannel, list[Identi
         yield channel, [client, server], [ours, theirs]
 
 
-@pytest.mark.capability("queue pairs by hand")
 @pytest.mark.capability("rdma_establish")
 def test_a_queue_pair_of_ones_own_is_moved_and_established_by_hand() -> None:
     with answered() as (channel, (client, server), (ours, theirs)):
@@ -97,7 +96,6 @@ def test_a_queue_pair_of_ones_own_is_moved_and_established_by_hand() -> None:
         assert expect(channel, CmEventType.DISCONNECTED).key == server.key
 
 
-@pytest.mark.capability("queue pairs by hand")
 @pytest.mark.capability("rdma_establish")
 def test_message_replaces_a_lost_establish() -> None:
     with answered() as (channel, (client, server), (ours, theirs)):
@@ -112,7 +110,7 @@ def test_message_replaces_a_lost_establish() -> None:
         assert no_event(channel)
 
 
-@pytest.mark.capability("queue pairs by hand")
+@pytest.mark.capability("rdma_establish")
 def test_modify_rejects_incomplete_attributes() -> None:
     with ExitStack() as stack:
         channel = stack.enter_context(EventChannel())

@@ -102,7 +102,7 @@ def test_the_limit_of_a_shared_receive_queue_is_reported_with_the_queue(
     device: DeviceUnderTest,
 ) -> None:
     with (
-        Device(device.name).open() as context,
+        Device(device.by_hand).open() as context,
         context.alloc_pd() as domain,
         two_ends(domain) as (one, other, shared),
     ):
@@ -212,7 +212,7 @@ async def test_the_events_of_librdmacms_contexts_are_not_for_taking() -> None:
             await anext(context.async_events())
 
 
-@pytest.mark.capability("queue pairs by hand")
+@pytest.mark.capability("shared receives by hand")
 def test_a_real_event_reaches_the_loops_of_both_threads_whichever_reads_it() -> None:
     both = threading.Barrier(2)
     shared_keys: dict[str, int] = {}

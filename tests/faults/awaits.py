@@ -751,7 +751,7 @@ async def async_events(cut: Cut) -> None:
 
 @of("open_queue_pair", "UnmanagedConnection.connect_to", needs="queue pairs by hand")
 async def queue_pair(cut: Cut) -> None:
-    device = aiordma.verbs.Device.names()[0]
+    device = aiordma.verbs.Device.names()[-1]  # of the software device, the one for this
     connecting = Cut(cut.at, cut.mode)
     await close(await cut.run(aiordma.open_queue_pair(device)))
     async with aiordma.open_queue_pair(device) as one, aiordma.open_queue_pair(device) as other:

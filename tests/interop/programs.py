@@ -113,6 +113,7 @@ async def running(
     status: int | None = 0,
     last_words: str | None = None,
     within: float = SECONDS,
+    as_nobody: bool = True,
 ) -> AsyncIterator[Program]:
     """Run a program beside the block, and wait for its end after it.
 
@@ -123,6 +124,8 @@ async def running(
         last_words: what excuses any other status, if it wrote this last: a fault of its own that
             comes after its work. The test then has to see to the work.
         within: seconds for the block and the program's end together.
+        as_nobody: a program on the software device runs as an ordinary user. False: as this one,
+            because RoCE's port is shared by the processes of one user.
 
     Raises:
         AssertionError: another status, or too late; it says what the program wrote. Any exception
@@ -134,7 +137,7 @@ async def running(
         # Line by line, so that a program that hangs has printed how far it came.
         # Our own programs use the device as they are, and may be where only root may read.
         is_exported = DEVICE == SOFTWARE and not Path(str(command[0])).is_relative_to(ROOT)
-        words = [*AS_ORDINARY_USER] if is_exported else []
+        words = [*AS_ORDINARY_USER] if is_exported and as_nobody else []
         words += ["stdbuf", "-oL", *map(str, command)]
         process = await anyio.open_process(
             words,

@@ -10,7 +10,8 @@ from anyio.abc import SocketAttribute
 import aiordma
 from aiordma import QueuePairAddress
 from aiordma.verbs import Mtu, QueuePairType
-from tests.devices import DeviceUnderTest
+from tests.device.by_hand import GID_INDEX
+from tests.devices import DEVICE, SOFTWARE, DeviceUnderTest
 from tests.interop.programs import only, running
 from tests.interop.test_ud_pingpong import connect_tcp, read_line
 from tests.ports import free_port
@@ -19,8 +20,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.capability("queue pairs by hand")]
 
 COUNT = 100
 SIZE = 3000
-GID_INDEX = 1
 WORDS = ("-g", GID_INDEX, "-n", COUNT, "-s", SIZE, "-r", 10, "-c")
+if DEVICE == SOFTWARE:
+    WORDS = ("-d", f"{SOFTWARE}_roce", *WORDS)
 LINE = re.compile(rb"([0-9a-f]{4}):([0-9a-f]{6}):([0-9a-f]{6}):([0-9a-f]{32})\0")
 
 services = pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def address_of(line: bytes) -> QueuePairAddress:
 
 
 async def open_pair(device: DeviceUnderTest, service: QueuePairType) -> aiordma.UnmanagedConnection:
-    return await aiordma.open_queue_pair(device.name, service=service, gid_index=GID_INDEX)
+    return await aiordma.open_queue_pair(device.by_hand, service=service, gid_index=GID_INDEX)
 
 
 @services
@@ -56,7 +58,9 @@ async def test_a_c_client(
     ):
         port = listener.extra(SocketAttribute.local_port)
         program = f"ibv_{service.name.lower()}_pingpong"
-        async with running(program, *WORDS, *options, "-p", port, "127.0.0.1") as client:
+        async with running(
+            program, *WORDS, *options, "-p", port, "127.0.0.1", as_nobody=False
+        ) as client:
             async with await only(listener).accept() as stream:
                 peer = address_of(await read_line(stream))
                 await pair.connect_to(peer, path_mtu=Mtu.MTU_1024)
@@ -78,7 +82,7 @@ async def test_a_c_server(
     async with await open_pair(device, service) as pair:
         program = f"ibv_{service.name.lower()}_pingpong"
         # What it checks (-c) in the end is what it sends itself, page by page: sent back.
-        async with running(program, *WORDS, *options, "-p", port) as server:
+        async with running(program, *WORDS, *options, "-p", port, as_nobody=False) as server:
             await server.has_written("local address")
             async with await connect_tcp(port) as stream:
                 await stream.send(line_of(pair.address))

@@ -17,7 +17,7 @@ from tests.interop.programs import only, running
 from tests.interop.test_ud_pingpong import connect_tcp
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.anyio, pytest.mark.capability("queue pairs by hand")]
+pytestmark = [pytest.mark.anyio, pytest.mark.capability("shared receives by hand")]
 
 PAIRS = 4
 COUNT = 100

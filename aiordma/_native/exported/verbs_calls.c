@@ -56,7 +56,11 @@ EXPORTED struct ibv_context *ibv_open_device(struct ibv_device *device)
 
 EXPORTED int ibv_close_device(struct ibv_context *context)
 {
-    return calls()->close_device(context);
+    int error = calls()->close_device(context);
+
+    /* With objects left, the kernel's devices are closed, too: man ibv_close_device. Here they and the
+     * context stay until the process ends, as the engine serves them. */
+    return error == EBUSY ? 0 : error;
 }
 
 EXPORTED int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr)

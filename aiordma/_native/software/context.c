@@ -224,8 +224,8 @@ static int close_device(struct ibv_context *public)
         return EINVAL;
     struct sw_context *context = sw_context_of(public), **link = &sw_device.own.contexts;
     sw_lock();
-    /* The connection manager's context is shared. */
-    if (context->objects || context == sw_device.own.manager) {
+    /* Those of the connection manager are shared. */
+    if (context->objects || context == sw_device.own.manager || context == sw_device.own.by_hand) {
         sw_unlock();
         return EBUSY;
     }
@@ -249,22 +249,26 @@ struct sw_context *sw_manager_context(void)
 
 static struct ibv_context **get_devices(int *count)
 {
-    struct ibv_context **list = calloc(2, sizeof(*list));
+    struct ibv_context **list = calloc(3, sizeof(*list));
 
     if (!list)
         return NULL;
     sw_lock();
     struct sw_context *context = sw_manager_context();
+    if (context && !sw_device.own.by_hand)
+        sw_device.own.by_hand = new_context(&sw_device.roce);
+    struct sw_context *other = sw_device.own.by_hand;
     sw_unlock();
-    if (!context) {
+    if (!context || !other) {
         int error = errno;
         free(list);
         errno = error;
         return NULL;
     }
     list[0] = &context->verbs.context;
+    list[1] = &other->verbs.context;
     if (count)
-        *count = 1;
+        *count = 2;
     return list;
 }
 

@@ -21,7 +21,7 @@
 static void in_child(void)
 {
     sw_lock_forked();
-    sw_device.own.contexts = sw_device.own.manager = NULL;
+    memset(&sw_device.own, 0, sizeof(sw_device.own));
     memset(&sw_device.counts, 0, sizeof(sw_device.counts));
     sw_engine_forked();
     sw_progress_forked();
