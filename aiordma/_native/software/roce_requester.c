@@ -153,6 +153,14 @@ static void describe_question(const struct sw_packets *packets, const struct sw_
     }
 }
 
+/* Whether a packet in the middle of a request is acknowledged: some of each window, and its last. */
+static int ends_part(const struct sw_packets *packets)
+{
+    uint32_t used = in_flight(packets) + 1, window = packets->requester.window;
+
+    return used >= window || used % (window / 4 + 1) == 0;
+}
+
 /* Send the next packet of a request. EAGAIN: later. EACCES: its memory is not accessible. */
 static int send_packet(struct sw_packets *packets, const struct sw_send *send)
 {
@@ -168,7 +176,7 @@ static int send_packet(struct sw_packets *packets, const struct sw_send *send)
         .immediate = send->immediate,
         .invalidated = send->invalidated,
         .solicited = is_last && send->flags & IBV_SEND_SOLICITED ? 1 : 0,
-        .acknowledge = packets->is_reliable && (is_last || at % READ_PIECE == READ_PIECE - 1),
+        .acknowledge = packets->is_reliable && (is_last || ends_part(packets)),
     };
     uint32_t size = 0;
 
