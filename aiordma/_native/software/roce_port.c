@@ -20,12 +20,18 @@ enum {
     SLOTS = 256,
     SLOT_SHIFT = 16,
     TRIES = 4096,
+    MOST_MERIT = 4,
+    DEMERIT = 2,
     QPN_BYTE = 5, /* of the packet: the upper 8 bits of the number that it is for */
 };
 
 static struct {
     uint32_t users; /* queue pairs */
     struct sw_watch watch;
+    struct sw_member member; /* the socket, which can be lent to the program's thread */
+    int merit;               /* recent bursts that made completions for one channel */
+    struct sw_progress *served; /* of the queue pairs of this burst; NULL: of none, or of several */
+    int is_mixed;
     struct sw_udp udp;
     struct sw_watch passed; /* packets that other processes pass on. In a simulation there are none */
     uint32_t slot;
@@ -142,16 +148,39 @@ static void arrived(const struct sw_udp_route *route, uint8_t *bytes, size_t siz
     if (sw_roce_read(bytes, size, &route->path, &packet))
         return;
     struct sw_queue_pair *pair = sw_find_queue_pair(packet.destination_qpn);
-    if (pair && pair->transport->arrived)
-        pair->transport->arrived(pair, route, &packet, size);
+    if (!pair || !pair->transport->arrived)
+        return;
+    struct sw_progress *progress = sw_progress_of(&pair->ibv);
+    port.is_mixed |= !progress || (port.served && port.served != progress);
+    port.served = progress;
+    pair->transport->arrived(pair, route, &packet, size);
+}
+
+/*
+ * If the packets make completions for one channel, its thread serves the socket, because it has to
+ * wake for them in any case (progress.c, and connected.c for streams).
+ */
+static void judge(int has_completed)
+{
+    if (has_completed && !port.is_mixed) {
+        port.merit += port.merit < MOST_MERIT;
+        if (port.merit == MOST_MERIT && port.member.progress != port.served)
+            sw_progress_join(port.served, &port.member);
+    } else if ((port.merit -= DEMERIT) <= 0) {
+        port.merit = 0;
+        sw_progress_leave(&port.member);
+    }
 }
 
 static void ready(struct sw_watch *watch, uint32_t events)
 {
+    const uint64_t completions = sw_device.completions;
     uint8_t bytes[SW_ROCE_MOST];
     struct sw_udp_route route;
 
     (void)watch, (void)events;
+    port.served = NULL;
+    port.is_mixed = 0;
     for (int i = 0; i < BURST && port.users && !sw_turn_is_over(); i++) {
         ssize_t size = sw_udp_receive(&port.udp, bytes, sizeof(bytes), &route);
         if (size < 0 && errno == EAGAIN)
@@ -161,6 +190,8 @@ static void ready(struct sw_watch *watch, uint32_t events)
             arrived(&route, bytes, (size_t)size, 1);
     }
     run_due();
+    if (port.users && port.served)
+        judge(sw_device.completions != completions);
 }
 
 /* Read a packet that another process of the same user passed on. Returns its size, or -1. */
@@ -249,13 +280,14 @@ static int open_port(void)
     if (!error) {
         steer(port.udp.fd);
         port.watch.ready = ready;
-        error = sw_watch(&port.watch, port.udp.fd, EPOLLIN);
+        port.member.watch = &port.watch;
+        error = sw_progress_watch(NULL, &port.member, port.udp.fd, EPOLLIN);
         if (!error && !sw_system->is_simulated) {
             port.passed.ready = passed_ready;
             error = sw_watch(&port.passed, port.passed.fd, EPOLLIN);
         }
         if (error) {
-            sw_unwatch(&port.watch);
+            sw_progress_unwatch(&port.member);
             sw_udp_close(&port.udp);
         }
     }
@@ -293,7 +325,7 @@ void sw_roce_port_leave(void)
 {
     if (--port.users)
         return;
-    sw_unwatch(&port.watch);
+    sw_progress_unwatch(&port.member);
     sw_udp_close(&port.udp);
     if (port.passed.slot) {
         sw_unwatch(&port.passed);
