@@ -151,7 +151,7 @@ static void packets(struct input *input)
     uint32_t headers = sw_roce_headers(again, &packet);
     PROMISE(headers <= SW_ROCE_HEADERS);
     memcpy(again + headers, payload, size);
-    uint32_t whole = sw_roce_seal(again, headers + packet.size, &path);
+    uint32_t whole = sw_roce_seal(again, headers + packet.size, &path, 0);
     PROMISE(whole <= SW_ROCE_MOST);
     uint8_t *exactly = malloc(whole);
     PROMISE(exactly);

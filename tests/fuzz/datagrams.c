@@ -243,7 +243,7 @@ static void throw_sealed(uint16_t port, uint16_t from_port, struct sw_roce_packe
     path.destination = path.source;
     uint32_t headers = sw_roce_headers(packet, datagram);
     memcpy(packet + headers, datagram->payload, datagram->size);
-    throw_packet(port, from_port, packet, sw_roce_seal(packet, headers + datagram->size, &path));
+    throw_packet(port, from_port, packet, sw_roce_seal(packet, headers + datagram->size, &path, 0));
 }
 
 static void throw_datagram(struct input *input)

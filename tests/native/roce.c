@@ -54,7 +54,7 @@ static void packet(const char *hex, const struct sw_roce_path *path,
     memset(packet, 0xaa, sizeof(packet));
     uint32_t headers = sw_roce_headers(packet, datagram);
     memcpy(packet + headers, datagram->payload, datagram->size);
-    check("its size", sw_roce_seal(packet, headers + datagram->size, path) == size);
+    check("its size", sw_roce_seal(packet, headers + datagram->size, path, 0) == size);
     check("its bytes", !memcmp(packet, wanted, size));
     check("read", !sw_roce_read(wanted, size, path, &read));
     check("numbers", read.destination_qpn == datagram->destination_qpn &&

@@ -88,7 +88,7 @@ static int send_mad(const struct sw_udp *udp, const struct sw_udp_route *to, con
     route.path.source_port = udp->port;
     uint32_t headers = sw_roce_headers(packet, &datagram);
     memcpy(packet + headers, mad, SW_MAD);
-    uint32_t size = sw_roce_seal(packet, headers + SW_MAD, &route.path);
+    uint32_t size = sw_roce_seal(packet, headers + SW_MAD, &route.path, 0);
     /* The first error can be that of an earlier packet, reported by ICMP. */
     return sw_udp_send(udp, &route, packet, size) ? sw_udp_send(udp, &route, packet, size) : 0;
 }
@@ -466,7 +466,7 @@ static void ready(struct sw_watch *watch, uint32_t events)
     if (events & EPOLLERR)
         read_refusals(service);
     for (int i = 0; i < BURST && !sw_turn_is_over(); i++) {
-        ssize_t size = sw_udp_receive(&service->udp, packet, sizeof(packet), &from);
+        ssize_t size = sw_udp_receive(&service->udp, packet, sizeof(packet), &from, NULL);
         if (size < 0 && (errno == EAGAIN || errno == EBADF))
             return;
         sw_add_work(WORK_OF_PACKET);

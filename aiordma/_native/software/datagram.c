@@ -147,10 +147,10 @@ static int init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct
 static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_send *send)
 {
     struct sw_udp_route route = send->route;
-    uint8_t packet[SW_ROCE_MOST];
+    uint8_t own[SW_ROCE_MOST], *packet = pair->datagrams ? own : sw_roce_port_room();
     struct sw_roce_packet datagram = {
-        .opcode = send->opcode == IBV_WR_SEND_WITH_IMM ? SW_UD_SEND_ONLY_IMMEDIATE
-                                                       : SW_UD_SEND_ONLY,
+        .opcode =
+            send->opcode == IBV_WR_SEND_WITH_IMM ? SW_UD_SEND_ONLY_IMMEDIATE : SW_UD_SEND_ONLY,
         .destination_qpn = send->remote_qpn & 0xffffff,
         .source_qpn = pair->ibv.qp_num,
         .psn = pair->attributes.sq_psn,
@@ -175,14 +175,14 @@ static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_s
     pair->attributes.sq_psn = (pair->attributes.sq_psn + 1) & 0xffffff;
     /* If it cannot be sent, it is lost, as any datagram can be. */
     if (!pair->datagrams) {
-        (void)sw_roce_port_send(&route, packet, headers + send->length);
+        sw_roce_port_add(&route, headers + send->length);
         return IBV_WC_SUCCESS;
     }
     route.path.source_port = pair->datagrams->udp.port;
     route.path.destination_port = sw_roce_is_group(&route.path.destination)
                                       ? SW_GROUP_PORT
                                       : (uint16_t)(datagram.destination_qpn & 0xffff);
-    uint32_t size = sw_roce_seal(packet, headers + send->length, &route.path);
+    uint32_t size = sw_roce_seal(packet, headers + send->length, &route.path, 0);
     (void)sw_udp_send(&pair->datagrams->udp, &route, packet, size);
     return IBV_WC_SUCCESS;
 }
@@ -197,6 +197,7 @@ static void transmit(struct sw_queue_pair *pair)
         if (status != IBV_WC_SUCCESS)
             sw_queue_pair_failed(pair);
     }
+    sw_roce_port_flush();
 }
 
 /* -- receiving ----------------------------------------------------------------------- */
@@ -282,7 +283,7 @@ static void receive(struct sw_datagrams *datagrams, const struct sw_udp *udp,
     struct sw_udp_route route;
 
     for (int i = 0; i < BURST && !sw_turn_is_over(); i++) {
-        ssize_t size = sw_udp_receive(udp, packet, sizeof(packet), &route);
+        ssize_t size = sw_udp_receive(udp, packet, sizeof(packet), &route, NULL);
         if (size < 0 && (errno == EAGAIN || errno == EBADF))
             return;
         sw_add_work(SW_FRAME_WORK + SW_DATAGRAM_MTU);

@@ -44,8 +44,8 @@ struct sw_send {
     enum { SW_POSTED, SW_BEGUN, SW_SENT, SW_ASKED, SW_DONE } stage;
     uint32_t sequence; /* the message's number in its DDP queue */
     enum ibv_wc_status status;
-    uint32_t progress; /* of a READ: bytes that have arrived */
-    uint32_t sink;     /* of a READ: the STag for its answer; of an atomic: its number */
+    uint32_t progress;     /* of a READ: bytes that have arrived */
+    uint32_t sink;         /* of a READ: the STag for its answer; of an atomic: its number */
     uint32_t psn, packets; /* over RoCE: the first packet's number, and how many numbers it takes */
 };
 

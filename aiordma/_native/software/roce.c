@@ -2,8 +2,9 @@
 #include "roce.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <string.h>
+
+#include "crc32.h"
 
 enum {
     DEFAULT_PKEY = 0xffff,
@@ -15,7 +16,7 @@ enum {
     ATOMIC_ANSWER = 8,
     IMMEDIATE = 4,
     INVALIDATE = 4,
-    ICRC = 4,
+    ICRC = SW_ROCE_ICRC,
     IPV4_HEADER = 20,
     IPV6_HEADER = 40,
     UDP_HEADER = 8,
@@ -78,42 +79,6 @@ int sw_roce_is_group(const struct in6_addr *address)
     return address->s6_addr[0] == 0xff || (is_ipv4(address) && address->s6_addr[12] >> 4 == 0xe);
 }
 
-/* -- Ethernet's CRC, eight bytes at a time ------------------------------------------- */
-
-static uint32_t crc_of[8][256]; /* [n][byte]: the CRC of a byte and n zero bytes after it */
-static pthread_once_t crc_once = PTHREAD_ONCE_INIT;
-
-static void fill_crc(void)
-{
-    const uint32_t polynomial = 0xedb88320;
-
-    for (uint32_t byte = 0; byte < 256; byte++) {
-        uint32_t crc = byte;
-        for (int bit = 0; bit < 8; bit++)
-            crc = crc >> 1 ^ (crc & 1 ? polynomial : 0);
-        crc_of[0][byte] = crc;
-    }
-    for (int zeros = 1; zeros < 8; zeros++)
-        for (uint32_t byte = 0; byte < 256; byte++) {
-            uint32_t crc = crc_of[zeros - 1][byte];
-            crc_of[zeros][byte] = crc >> 8 ^ crc_of[0][crc & 0xff];
-        }
-}
-
-static uint32_t add_crc(uint32_t crc, const uint8_t *bytes, size_t size)
-{
-    for (; size >= 8; bytes += 8, size -= 8) {
-        uint32_t low = crc ^ ((uint32_t)bytes[3] << 24 | (uint32_t)bytes[2] << 16 |
-                              (uint32_t)bytes[1] << 8 | bytes[0]);
-        crc = crc_of[7][low & 0xff] ^ crc_of[6][low >> 8 & 0xff] ^ crc_of[5][low >> 16 & 0xff] ^
-              crc_of[4][low >> 24] ^ crc_of[3][bytes[4]] ^ crc_of[2][bytes[5]] ^
-              crc_of[1][bytes[6]] ^ crc_of[0][bytes[7]];
-    }
-    for (; size; bytes++, size--)
-        crc = crc >> 8 ^ crc_of[0][(crc ^ *bytes) & 0xff];
-    return crc;
-}
-
 /* -- the IP header, as far as it is known -------------------------------------------- */
 
 /* Write an IP header and return its size. The checksum is 0. payload: including the UDP header. */
@@ -142,8 +107,9 @@ static uint32_t ip_header(uint8_t *header, const struct sw_roce_path *path, size
     return IPV6_HEADER;
 }
 
-/* size: that of the packet without its ICRC. IPv4: with the identification 0. */
-static uint32_t icrc(const uint8_t *packet, size_t size, const struct sw_roce_path *path)
+/* size: that of the packet without its ICRC. */
+static uint32_t icrc(const uint8_t *packet, size_t size, const struct sw_roce_path *path,
+                     uint32_t identification)
 {
     uint8_t before[8 + IPV6_HEADER + UDP_HEADER + BTH];
     uint8_t *at = before;
@@ -153,10 +119,12 @@ static uint32_t icrc(const uint8_t *packet, size_t size, const struct sw_roce_pa
     memset(at, 0xff, 8);
     at += 8;
     uint32_t header = ip_header(at, path, payload, 0xff, 0xff);
-    if (header == IPV4_HEADER)
+    if (header == IPV4_HEADER) {
+        put_16(at + 4, identification);
         memset(at + 10, 0xff, 2); /* checksum */
-    else
+    } else {
         memset(at + 1, 0xff, 3); /* flow label and the rest of the traffic class */
+    }
     at += header;
     put_16(at, path->source_port);
     put_16(at + 2, path->destination_port);
@@ -166,9 +134,8 @@ static uint32_t icrc(const uint8_t *packet, size_t size, const struct sw_roce_pa
     memcpy(at, packet, BTH);
     at[4] = 0xff; /* congestion marks */
     at += BTH;
-    pthread_once(&crc_once, fill_crc);
-    uint32_t crc = add_crc(0xffffffff, before, (size_t)(at - before));
-    return ~add_crc(crc, packet + BTH, size - BTH);
+    uint32_t crc = sw_crc32(0xffffffff, before, (size_t)(at - before));
+    return ~sw_crc32(crc, packet + BTH, size - BTH);
 }
 
 /*
@@ -191,10 +158,10 @@ static void find_basis(struct identifications *all, size_t size)
     all->size = size;
     for (int bit = 0; bit < 16; bit++) {
         const uint8_t identification[2] = {(uint8_t)(1 << bit >> 8), (uint8_t)(1 << bit)};
-        uint32_t change = add_crc(0, identification, sizeof(identification));
+        uint32_t change = sw_crc32(0, identification, sizeof(identification));
         for (size_t left = after; left;) {
             size_t now = left < sizeof(zeros) ? left : sizeof(zeros);
-            change = add_crc(change, zeros, now);
+            change = sw_crc32(change, zeros, now);
             left -= now;
         }
         for (int i = 0; i < bit; i++)
@@ -333,13 +300,14 @@ uint32_t sw_roce_headers(uint8_t *bytes, const struct sw_roce_packet *packet)
     return (uint32_t)(at - bytes);
 }
 
-uint32_t sw_roce_seal(uint8_t *bytes, uint32_t size, const struct sw_roce_path *path)
+uint32_t sw_roce_seal(uint8_t *bytes, uint32_t size, const struct sw_roce_path *path,
+                      uint32_t identification)
 {
     uint32_t pad = padding(size); /* headers are a multiple of four */
 
     memset(bytes + size, 0, pad);
     size += pad;
-    uint32_t crc = icrc(bytes, size, path);
+    uint32_t crc = icrc(bytes, size, path, identification);
     for (int i = 0; i < ICRC; i++)
         bytes[size + i] = (uint8_t)(crc >> 8 * i);
     return size + ICRC;
@@ -384,7 +352,7 @@ static int is_intact(const uint8_t *bytes, size_t size, const struct sw_roce_pat
 {
     const uint8_t *end = bytes + size - ICRC;
     uint32_t crc = (uint32_t)end[3] << 24 | (uint32_t)end[2] << 16 | (uint32_t)end[1] << 8 | end[0];
-    uint32_t difference = crc ^ icrc(bytes, size - ICRC, path);
+    uint32_t difference = crc ^ icrc(bytes, size - ICRC, path, 0);
 
     if (!difference)
         return 1;

@@ -8,7 +8,7 @@
  * The ICRC covers all bytes that do not change on the way. These include the IP and UDP headers,
  * except for the fields that routers and network cards write. A program does not see its IP header.
  * It sends with the identification (IPv4) 0 and "don't fragment" set, because the socket requests
- * that. If a packet has to be fragmented nevertheless, its ICRC is that of the header that it would
+ * that. (If one call sends several packets, the kernel counts from 0.) If a packet has to be fragmented nevertheless, its ICRC is that of the header that it would
  * have had. Other devices choose an identification. So a packet to RoCE's own port is accepted if
  * there is one with which its ICRC is right, which leaves 16 bits of checking.
  */
@@ -23,12 +23,13 @@
 
 enum {
     SW_ROCE_HEADERS = 40, /* at most: BTH and the header of an atomic */
-    SW_ROCE_TRAILER = 7,  /* at most: padding and ICRC */
+    SW_ROCE_ICRC = 4,
+    SW_ROCE_TRAILER = 7, /* at most: padding and ICRC */
     SW_ROCE_MOST = SW_ROCE_HEADERS + SW_DATAGRAM_MTU + SW_ROCE_TRAILER,
     SW_GRH = 40,
     SW_QPN_GROUP = 0xffffff, /* a multicast group: all attached queue pairs */
-    SW_ROCE_PORT = 4791,  /* it belongs to the kernel if that has RoCE devices */
-    SW_GROUP_PORT = 4795, /* of the software device's groups: see datagram.h */
+    SW_ROCE_PORT = 4791,     /* it belongs to the kernel if that has RoCE devices */
+    SW_GROUP_PORT = 4795,    /* of the software device's groups: see datagram.h */
 };
 
 /* Opcodes of BTH. Those of UC are the ones of RC and SW_UC, as far as UC has them. */
@@ -131,8 +132,12 @@ unsigned int sw_roce_parts(uint8_t opcode);
  * packet->size bytes, after them. Returns their size.
  */
 uint32_t sw_roce_headers(uint8_t *bytes, const struct sw_roce_packet *packet);
-/* Add padding and ICRC after headers and payload, of `size` bytes. Returns the packet's size. */
-uint32_t sw_roce_seal(uint8_t *bytes, uint32_t size, const struct sw_roce_path *path);
+/*
+ * Add padding and ICRC after headers and payload, of `size` bytes. Returns the packet's size.
+ * identification: that of its IPv4 header, 0 unless the kernel numbers several packets of one call.
+ */
+uint32_t sw_roce_seal(uint8_t *bytes, uint32_t size, const struct sw_roce_path *path,
+                      uint32_t identification);
 
 /*
  * Read a packet: 0, EBADMSG if it is not a whole packet of a known opcode with the default P_Key,

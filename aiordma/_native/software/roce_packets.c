@@ -1,23 +1,18 @@
 /* Packets to the peer of a queue pair: see roce_packets.h. */
 #include "roce_packets.h"
 
-#include <errno.h>
-
-#include "faults.h"
-
-uint32_t sw_packet_headers(const struct sw_packets *packets, uint8_t *bytes,
-                           struct sw_roce_packet *packet)
+uint8_t *sw_packet_begin(const struct sw_packets *packets, struct sw_roce_packet *packet)
 {
+    uint8_t *bytes = sw_roce_port_room();
+
     packet->destination_qpn = packets->pair->attributes.dest_qp_num;
     if (!packets->is_reliable)
         packet->opcode |= SW_UC;
-    return sw_roce_headers(bytes, packet);
+    return bytes + sw_roce_headers(bytes, packet);
 }
 
-/* EAGAIN: the socket is full. With any other error, the packet is lost, as any packet can be. */
-int sw_packet_send(struct sw_packets *packets, uint8_t *bytes, uint32_t size)
+void sw_packet_add(struct sw_packets *packets, const uint8_t *payload, uint32_t size)
 {
-    int error = sw_roce_port_send(&packets->route, bytes, size);
-
-    return error == EAGAIN || error == ENOBUFS ? EAGAIN : 0;
+    sw_add_work(SW_FRAME_WORK + size);
+    sw_roce_port_add(&packets->route, (uint32_t)(payload - sw_roce_port_room()) + size);
 }

@@ -30,8 +30,8 @@ struct sw_responder {
     /* A ring: the last answer_size requests. Counters: the next one gets the slot of answer_end. */
     struct sw_roce_answer *answers;
     uint32_t answer_size, answer_next, answer_end; /* [answer_next, answer_end) are not sent */
-    int is_due;  /* an acknowledgement, after all answers */
-    uint8_t due; /* its syndrome */
+    int is_due;                                    /* an acknowledgement, after all answers */
+    uint8_t due;                                   /* its syndrome */
     int is_ending;        /* ... and then the queue pair fails: nothing more is carried out */
     struct sw_timer rest; /* the other answers: each turn sends some */
 };
@@ -40,14 +40,14 @@ struct sw_requester {
     uint32_t psn;    /* of the next new packet */
     uint32_t oldest; /* that is not covered by an acknowledgement */
     uint32_t packet; /* of the request at next_send: those before it are sent */
-    uint32_t asked;  /* READs and atomics that wait for their answer, as the responder counts them */
+    uint32_t asked; /* READs and atomics that wait for their answer, as the responder counts them */
     uint32_t window, most_window; /* packets between `oldest` and the next to send */
     uint32_t gained;              /* packets since the window grew */
     int has_gone_back;            /* to `oldest`: not again before an answer or the timer */
     int has_progress;             /* since the timer was set */
     uint32_t tries, unready_tries;
     struct sw_timer retry; /* the peer does not answer */
-    struct sw_timer pause; /* it is not ready, or the socket is full */
+    struct sw_timer pause; /* the peer is not ready, or the turn is over */
 };
 
 struct sw_packets {
@@ -87,9 +87,11 @@ static inline uint32_t sw_packet_size(const struct sw_packets *packets, uint32_t
     return left < packets->mtu ? left : packets->mtu;
 }
 
-/* Write headers to the peer, and return their size; send `size` bytes of headers and payload. */
-uint32_t sw_packet_headers(const struct sw_packets *packets, uint8_t *bytes,
-                           struct sw_roce_packet *packet);
-int sw_packet_send(struct sw_packets *packets, uint8_t *bytes, uint32_t size);
+/*
+ * Begin a packet to the peer: write its headers. Returns the place of the payload. Then add it, with
+ * packet->size bytes of payload; sw_roce_port_flush sends what was added.
+ */
+uint8_t *sw_packet_begin(const struct sw_packets *packets, struct sw_roce_packet *packet);
+void sw_packet_add(struct sw_packets *packets, const uint8_t *payload, uint32_t size);
 
 #endif

@@ -20,6 +20,8 @@ enum {
     SLOTS = 256,
     SLOT_SHIFT = 16,
     TRIES = 4096,
+    MOST_BATCH = 64, /* as many as the kernel takes */
+    BATCH_BYTES = 65000,
     MOST_MERIT = 4,
     DEMERIT = 2,
     QPN_BYTE = 5, /* of the packet: the upper 8 bits of the number that it is for */
@@ -28,12 +30,13 @@ enum {
 static struct {
     uint32_t users; /* queue pairs */
     struct sw_watch watch;
-    struct sw_member member; /* the socket, which can be lent to the program's thread */
-    int merit;               /* recent bursts that made completions for one channel */
+    struct sw_member member;    /* the socket, which can be lent to the program's thread */
+    int merit;                  /* recent bursts that made completions for one channel */
     struct sw_progress *served; /* of the queue pairs of this burst; NULL: of none, or of several */
     int is_mixed;
     struct sw_udp udp;
-    struct sw_watch passed; /* packets that other processes pass on. In a simulation there are none */
+    struct sw_watch
+        passed; /* packets that other processes pass on. In a simulation there are none */
     uint32_t slot;
     struct sw_due *due;
     uint64_t foreign; /* packets that were passed on */
@@ -174,20 +177,21 @@ static void judge(int has_completed)
 
 static void ready(struct sw_watch *watch, uint32_t events)
 {
+    static uint8_t bytes[1 << 16]; /* with the lock held */
     const uint64_t completions = sw_device.completions;
-    uint8_t bytes[SW_ROCE_MOST];
     struct sw_udp_route route;
+    size_t each;
 
     (void)watch, (void)events;
     port.served = NULL;
     port.is_mixed = 0;
     for (int i = 0; i < BURST && port.users && !sw_turn_is_over(); i++) {
-        ssize_t size = sw_udp_receive(&port.udp, bytes, sizeof(bytes), &route);
+        ssize_t size = sw_udp_receive(&port.udp, bytes, sizeof(bytes), &route, &each);
         if (size < 0 && errno == EAGAIN)
             break;
-        sw_add_work(SW_FRAME_WORK + SW_DATAGRAM_MTU);
-        if (size >= 0 && (size_t)size <= sizeof(bytes))
-            arrived(&route, bytes, (size_t)size, 1);
+        sw_add_work(SW_FRAME_WORK + (size < 0 ? 0 : (uint64_t)size));
+        for (ssize_t at = 0; at < size && (size_t)size <= sizeof(bytes); at += (ssize_t)each)
+            arrived(&route, bytes + at, (size_t)(size - at) < each ? (size_t)(size - at) : each, 1);
     }
     run_due();
     if (port.users && port.served)
@@ -239,11 +243,72 @@ static void passed_ready(struct sw_watch *watch, uint32_t events)
     run_due();
 }
 
-int sw_roce_port_send(struct sw_udp_route *route, uint8_t *bytes, uint32_t size)
+/* -- sending ---------------------------------------------------------------------------------- */
+
+/*
+ * Packets for one call. They go to one queue pair, and all but the last have the same size. The room
+ * of one more is free. Used with the lock held, and empty when it is returned.
+ */
+static struct {
+    uint8_t bytes[BATCH_BYTES + SW_ROCE_MOST];
+    uint32_t used, count, each;
+    struct sw_udp_route route;
+} batch;
+
+/* One by one, if the kernel refuses several. They have another identification then. */
+static void send_each(void)
 {
+    for (uint32_t at = 0, size; at < batch.used; at += size) {
+        size = batch.used - at < batch.each ? batch.used - at : batch.each;
+        sw_roce_seal(batch.bytes + at, size - SW_ROCE_ICRC, &batch.route.path, 0);
+        (void)sw_udp_send(&port.udp, &batch.route, batch.bytes + at, size);
+    }
+}
+
+void sw_roce_port_flush(void)
+{
+    if (!batch.count)
+        return;
+    if (batch.count == 1)
+        (void)sw_udp_send(&port.udp, &batch.route, batch.bytes, batch.used);
+    else if (sw_udp_send_several(&port.udp, &batch.route, batch.bytes, batch.used,
+                                 (uint16_t)batch.each))
+        send_each();
+    batch.used = batch.count = 0;
+}
+
+uint8_t *sw_roce_port_room(void)
+{
+    return batch.bytes + batch.used;
+}
+
+/* Whether a packet of this size can be in one call with the others. */
+static int fits(uint32_t size)
+{
+    const uint8_t *packet = batch.bytes + batch.used;
+
+    /* The simulated network takes them one by one. */
+    return !sw_system->is_simulated && batch.count < MOST_BATCH && size <= batch.each &&
+           batch.used + size <= BATCH_BYTES && batch.used == batch.count * batch.each &&
+           !memcmp(packet + QPN_BYTE, batch.bytes + QPN_BYTE, 3);
+}
+
+void sw_roce_port_add(struct sw_udp_route *route, uint32_t size)
+{
+    const uint32_t whole = ((size + 3) & ~3u) + SW_ROCE_ICRC;
+
     route->path.source_port = route->path.destination_port = SW_ROCE_PORT;
-    size = sw_roce_seal(bytes, size, &route->path);
-    return sw_udp_send(&port.udp, route, bytes, size);
+    if (batch.count && (memcmp(&batch.route, route, sizeof(*route)) || !fits(whole))) {
+        const uint32_t at = batch.used;
+        sw_roce_port_flush();
+        memmove(batch.bytes, batch.bytes + at, size);
+    }
+    if (!batch.count) {
+        batch.route = *route;
+        batch.each = whole;
+    }
+    batch.used += sw_roce_seal(batch.bytes + batch.used, size, &route->path, batch.count);
+    batch.count++;
 }
 
 /* -- opening and closing ---------------------------------------------------------------------- */
@@ -274,9 +339,10 @@ static int open_port(void)
     int error = take_slot();
     if (error)
         return error;
-    error = sw_udp_open(&port.udp, (struct sockaddr *)&ipv6, SW_UDP_PORT_SHARED);
+    error = sw_udp_open(&port.udp, (struct sockaddr *)&ipv6, SW_UDP_PORT_SHARED | SW_UDP_SEVERAL);
     if (error == EAFNOSUPPORT || error == EADDRNOTAVAIL)
-        error = sw_udp_open(&port.udp, (struct sockaddr *)&ipv4, SW_UDP_PORT_SHARED);
+        error =
+            sw_udp_open(&port.udp, (struct sockaddr *)&ipv4, SW_UDP_PORT_SHARED | SW_UDP_SEVERAL);
     if (!error) {
         steer(port.udp.fd);
         port.watch.ready = ready;

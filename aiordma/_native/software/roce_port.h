@@ -23,8 +23,14 @@ struct sw_due {
 int sw_roce_port_join(uint32_t *number);
 /* The queue pair no longer uses it. */
 void sw_roce_port_leave(void);
-/* Send a packet to the same port of another host. Sets the ports in the route. */
-int sw_roce_port_send(struct sw_udp_route *route, uint8_t *bytes, uint32_t size);
+/*
+ * Packets to the same port of another host are composed in one place, for one call of the kernel:
+ * write one to sw_roce_port_room(), of SW_ROCE_MOST bytes, then add it. sw_roce_port_flush sends
+ * what was added. Without it, nothing is sent. A packet that cannot be sent is lost, as any can be.
+ */
+uint8_t *sw_roce_port_room(void);
+void sw_roce_port_add(struct sw_udp_route *route, uint32_t size); /* headers and payload */
+void sw_roce_port_flush(void);
 
 /* Run it at the end of this burst, or do nothing if it is due already. Never forget a freed one. */
 void sw_roce_port_after(struct sw_due *due);

@@ -8,6 +8,7 @@
  */
 #include "roce_requester.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "engine.h"
@@ -16,11 +17,10 @@ enum {
     READ_PIECE = 16,
     FIRST_WINDOW = 128 << 10, /* bytes, as the next */
     MOST_WINDOW = 256 << 10,
-    LEAST_WINDOW = 4,         /* packets */
-    LEAST_TIMEOUT = 8,        /* milliseconds */
+    LEAST_WINDOW = 4,  /* packets */
+    LEAST_TIMEOUT = 8, /* milliseconds */
     MOST_TIMEOUT = 600000,
     FOR_EVER = 7, /* of rnr_retry */
-    BUSY_MILLISECONDS = 1,
 };
 
 static int is_question(const struct sw_send *send)
@@ -143,8 +143,8 @@ static void describe_question(const struct sw_packets *packets, const struct sw_
         uint64_t offset = (uint64_t)at * packets->mtu;
         uint64_t most = (uint64_t)piece_of(send, at) * packets->mtu;
         packet->address += offset;
-        packet->length = send->length - offset < most ? (uint32_t)(send->length - offset)
-                                                      : (uint32_t)most;
+        packet->length =
+            send->length - offset < most ? (uint32_t)(send->length - offset) : (uint32_t)most;
     } else if (send->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
         packet->swap_add = send->compare_add;
     } else {
@@ -161,12 +161,11 @@ static int ends_part(const struct sw_packets *packets)
     return used >= window || used % (window / 4 + 1) == 0;
 }
 
-/* Send the next packet of a request. EAGAIN: later. EACCES: its memory is not accessible. */
+/* Compose the next packet of a request. EACCES: its memory is not accessible. */
 static int send_packet(struct sw_packets *packets, const struct sw_send *send)
 {
     const uint32_t at = packets->requester.packet;
     const int is_first = !at, is_last = at + 1 == send->packets;
-    uint8_t bytes[SW_ROCE_MOST];
     struct sw_roce_packet packet = {
         .opcode = opcode_of(send, is_first, is_last),
         .psn = sw_psn(send->psn + at),
@@ -184,14 +183,14 @@ static int send_packet(struct sw_packets *packets, const struct sw_send *send)
         describe_question(packets, send, &packet);
     else
         packet.size = size = sw_packet_size(packets, send->length, at);
-    uint32_t headers = sw_packet_headers(packets, bytes, &packet);
+    uint8_t *payload = sw_packet_begin(packets, &packet);
     if (size && send->flags & IBV_SEND_INLINE)
-        memcpy(bytes + headers, send->inlined + (size_t)at * packets->mtu, size);
+        memcpy(payload, send->inlined + (size_t)at * packets->mtu, size);
     else if (size && sw_gather(packets->pair->ibv.pd, send->parts, send->part_count,
-                               at * packets->mtu, bytes + headers, size))
+                               at * packets->mtu, payload, size))
         return EACCES;
-    sw_add_work(SW_FRAME_WORK + size);
-    return sw_packet_send(packets, bytes, headers + size);
+    sw_packet_add(packets, payload, size);
+    return 0;
 }
 
 static void retry_later(struct sw_packets *packets)
@@ -271,21 +270,15 @@ static int go_on(struct sw_packets *packets, struct sw_send *send)
 {
     struct sw_requester *requester = &packets->requester;
     struct sw_queue_pair *pair = packets->pair;
-    int error = send_packet(packets, send);
 
-    if (error == EAGAIN) {
-        (void)sw_call_later(&requester->pause, BUSY_MILLISECONDS);
-        return 0;
-    }
-    if (error) {
+    if (send_packet(packets, send)) {
         if (pair->oldest == pair->next_send)
             fail(packets, send, IBV_WC_LOC_PROT_ERR);
         return 0;
     }
     if (is_question(send))
         requester->asked++;
-    requester->packet +=
-        send->opcode == IBV_WR_RDMA_READ ? piece_of(send, requester->packet) : 1;
+    requester->packet += send->opcode == IBV_WR_RDMA_READ ? piece_of(send, requester->packet) : 1;
     retry_later(packets);
     if (requester->packet < send->packets)
         return 1;
@@ -298,7 +291,7 @@ static int go_on(struct sw_packets *packets, struct sw_send *send)
     return 1;
 }
 
-void sw_request(struct sw_packets *packets)
+static void send_all(struct sw_packets *packets)
 {
     struct sw_requester *requester = &packets->requester;
     struct sw_queue_pair *pair = packets->pair;
@@ -322,6 +315,12 @@ void sw_request(struct sw_packets *packets)
         if (!may_go(packets, send) || !go_on(packets, send))
             return;
     }
+}
+
+void sw_request(struct sw_packets *packets)
+{
+    send_all(packets);
+    sw_roce_port_flush();
 }
 
 /* -- answers -------------------------------------------------------------------------------------- */
@@ -463,9 +462,9 @@ static enum ibv_wc_status status_of(uint8_t syndrome)
 /* How long to wait, in units of 0.01 ms (InfiniBand specification, table 45). */
 static uint32_t unready_milliseconds(uint8_t syndrome)
 {
-    static const uint32_t times[] = {65536, 1,    2,    3,    4,    6,     8,     12,
-                                     16,    24,   32,   48,   64,   96,    128,   192,
-                                     256,   384,  512,  768,  1024, 1536,  2048,  3072,
+    static const uint32_t times[] = {65536, 1,    2,    3,     4,     6,     8,     12,
+                                     16,    24,   32,   48,    64,    96,    128,   192,
+                                     256,   384,  512,  768,   1024,  1536,  2048,  3072,
                                      4096,  6144, 8192, 12288, 16384, 24576, 32768, 49152};
 
     return (times[syndrome & 0x1f] + 99) / 100;

@@ -47,7 +47,6 @@ static void fail(struct sw_packets *packets)
 static void acknowledge(struct sw_packets *packets)
 {
     struct sw_responder *responder = &packets->responder;
-    uint8_t bytes[SW_ROCE_HEADERS + SW_ROCE_TRAILER];
     /* An acknowledgement names the last packet that was carried out, another answer the next. */
     int is_positive = (responder->due & SW_KIND) == SW_ACKNOWLEDGED;
     struct sw_roce_packet packet = {
@@ -60,8 +59,8 @@ static void acknowledge(struct sw_packets *packets)
     if (!responder->is_due || has_answers(responder))
         return;
     responder->is_due = 0;
-    uint32_t size = sw_packet_headers(packets, bytes, &packet);
-    (void)sw_packet_send(packets, bytes, size);
+    sw_packet_add(packets, sw_packet_begin(packets, &packet), 0);
+    sw_roce_port_flush();
     if (responder->is_ending)
         fail(packets);
 }
@@ -95,7 +94,6 @@ static void refuse(struct sw_packets *packets, uint8_t syndrome)
 /* Compose the next packet of an answer. EACCES: the memory is no longer accessible. */
 static int send_answer(struct sw_packets *packets, struct sw_roce_answer *answer)
 {
-    uint8_t bytes[SW_ROCE_MOST];
     struct sw_memory memory;
     struct sw_roce_packet packet = {
         .psn = sw_psn(answer->psn + answer->sent),
@@ -107,21 +105,21 @@ static int send_answer(struct sw_packets *packets, struct sw_roce_answer *answer
 
     if (answer->is_atomic) {
         packet.opcode = SW_RC_ATOMIC_ACKNOWLEDGE;
-        return sw_packet_send(packets, bytes, sw_packet_headers(packets, bytes, &packet));
+        sw_packet_add(packets, sw_packet_begin(packets, &packet), 0);
+        return 0;
     }
-    packet.opcode = is_first ? is_last ? SW_RC_READ_RESPONSE_ONLY : SW_RC_READ_RESPONSE_FIRST
+    packet.opcode = is_first  ? is_last ? SW_RC_READ_RESPONSE_ONLY : SW_RC_READ_RESPONSE_FIRST
                     : is_last ? SW_RC_READ_RESPONSE_LAST
                               : SW_RC_READ_RESPONSE_MIDDLE;
     packet.size = sw_packet_size(packets, answer->length, answer->sent);
-    uint32_t headers = sw_packet_headers(packets, bytes, &packet);
-    if (packet.size &&
-        (sw_reach_remote(&packets->pair->ibv, answer->rkey,
-                         answer->address + (uint64_t)answer->sent * packets->mtu, packet.size,
-                         IBV_ACCESS_REMOTE_READ, &memory) ||
-         sw_copy_from(bytes + headers, memory, packet.size)))
+    uint8_t *payload = sw_packet_begin(packets, &packet);
+    if (packet.size && (sw_reach_remote(&packets->pair->ibv, answer->rkey,
+                                        answer->address + (uint64_t)answer->sent * packets->mtu,
+                                        packet.size, IBV_ACCESS_REMOTE_READ, &memory) ||
+                        sw_copy_from(payload, memory, packet.size)))
         return EACCES;
-    sw_add_work(SW_FRAME_WORK + packet.size);
-    return sw_packet_send(packets, bytes, headers + packet.size);
+    sw_packet_add(packets, payload, packet.size);
+    return 0;
 }
 
 void sw_responder_answers(struct sw_packets *packets)
@@ -131,12 +129,12 @@ void sw_responder_answers(struct sw_packets *packets)
 
     while (has_answers(responder)) {
         struct sw_roce_answer *answer = answer_at(responder, responder->answer_next);
-        int error = sent < MOST_ANSWER_BYTES ? send_answer(packets, answer) : EAGAIN;
-        if (error == EAGAIN) {
-            (void)sw_call_later(&responder->rest, sent ? 0 : 1);
+        if (sent >= MOST_ANSWER_BYTES) {
+            sw_roce_port_flush();
+            (void)sw_call_later(&responder->rest, 0);
             return;
         }
-        if (error) {
+        if (send_answer(packets, answer)) {
             responder->answer_next = responder->answer_end;
             refuse(packets, SW_ACCESS_ERROR);
             break;
@@ -145,6 +143,7 @@ void sw_responder_answers(struct sw_packets *packets)
         if (++answer->sent == answer->packets)
             responder->answer_next++;
     }
+    sw_roce_port_flush();
     acknowledge(packets);
 }
 
@@ -220,9 +219,8 @@ static void read_requested(struct sw_packets *packets, const struct sw_roce_pack
     if (!answer || packet->length > SW_MOST_MESSAGE ||
         (packet->length && !permits(packets, IBV_ACCESS_REMOTE_READ)))
         refuse(packets, SW_INVALID_REQUEST);
-    else if (packet->length &&
-             sw_reach_remote(&packets->pair->ibv, packet->rkey, packet->address, packet->length,
-                             IBV_ACCESS_REMOTE_READ, &memory))
+    else if (packet->length && sw_reach_remote(&packets->pair->ibv, packet->rkey, packet->address,
+                                               packet->length, IBV_ACCESS_REMOTE_READ, &memory))
         refuse(packets, SW_ACCESS_ERROR);
     else
         answered(packets, answer);

@@ -9,6 +9,7 @@
 #include <linux/errqueue.h>
 #include <net/if.h>
 #include <netinet/ip.h>
+#include <netinet/udp.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -26,7 +27,7 @@ union any_address {
 /* Space for the control messages of a packet, with their alignment. */
 union control {
     struct cmsghdr aligned;
-    char bytes[CMSG_SPACE(sizeof(struct in6_pktinfo)) + 4 * CMSG_SPACE(sizeof(int)) +
+    char bytes[CMSG_SPACE(sizeof(struct in6_pktinfo)) + 5 * CMSG_SPACE(sizeof(int)) +
                CMSG_SPACE(sizeof(struct in_pktinfo))];
 };
 
@@ -94,6 +95,8 @@ static int set_options(int fd, sa_family_t family, int flags)
         error = set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     if (!error && flags & SW_UDP_PORT_SHARED)
         error = set(fd, SOL_SOCKET, SO_REUSEPORT, 1);
+    if (flags & SW_UDP_SEVERAL)
+        set(fd, IPPROTO_UDP, UDP_GRO, 1); /* Linux 5.0 */
     /* As much as the system allows: a burst can arrive while the engine is busy. */
     set(fd, SOL_SOCKET, SO_RCVBUF, BUFFER);
     set(fd, SOL_SOCKET, SO_SNDBUF, BUFFER);
@@ -330,6 +333,28 @@ int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_route *route, cons
     return error;
 }
 
+int sw_udp_send_several(const struct sw_udp *udp, const struct sw_udp_route *route,
+                        const void *packets, size_t size, uint16_t each)
+{
+    union any_address name;
+    union control control;
+    struct iovec part = {.iov_base = (void *)(uintptr_t)packets, .iov_len = size};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control};
+
+    int error = set_name(&message, &name, udp, route);
+    if (error)
+        return error;
+    memset(&control, 0, sizeof(control));
+    add_path(&message, route);
+    add_control(&message, IPPROTO_UDP, UDP_SEGMENT, &each, sizeof(each));
+    if (sw_system->sendmsg(udp->fd, &message, MSG_NOSIGNAL) < 0)
+        return errno;
+    const char *at = packets;
+    for (; sw_is_capturing && size; at += each, size -= size < each ? size : each)
+        sw_capture_packet(route, udp->port, 1, at, size < each ? size : each);
+    return 0;
+}
+
 /* -- receiving ----------------------------------------------------------------------- */
 
 static uint16_t read_address(const union any_address *from, struct in6_addr *address)
@@ -371,7 +396,7 @@ static void read_control(const struct cmsghdr *header, struct sw_udp_route *rout
 }
 
 ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room,
-                       struct sw_udp_route *route)
+                       struct sw_udp_route *route, size_t *each)
 {
     union any_address from;
     union control control;
@@ -385,6 +410,7 @@ ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room,
         .msg_controllen = sizeof(control),
     };
 
+    int together = 0;
     ssize_t size = sw_system->recvmsg(udp->fd, &message, MSG_TRUNC);
     if (size < 0)
         return -1;
@@ -392,10 +418,18 @@ ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room,
     route->path.source_port = read_address(&from, &route->path.source);
     route->path.destination_port = udp->port;
     for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header;
-         header = CMSG_NXTHDR(&message, header))
+         header = CMSG_NXTHDR(&message, header)) {
         read_control(header, route);
-    if (sw_is_capturing && (size_t)size <= room)
-        sw_capture_packet(route, udp->port, 0, packet, (size_t)size);
+        if (header->cmsg_level == IPPROTO_UDP && header->cmsg_type == UDP_GRO)
+            memcpy(&together, CMSG_DATA(header), sizeof(together));
+    }
+    size_t part_size = together > 0 ? (size_t)together : (size_t)size;
+    if (each)
+        *each = part_size;
+    for (size_t at = 0; sw_is_capturing && (size_t)size <= room && at < (size_t)size;
+         at += part_size)
+        sw_capture_packet(route, udp->port, 0, (const char *)packet + at,
+                          (size_t)size - at < part_size ? (size_t)size - at : part_size);
     return size;
 }
 

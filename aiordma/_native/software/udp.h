@@ -22,6 +22,7 @@ enum {
     SW_UDP_IPV6_ONLY = 1,
     SW_UDP_SHARED = 2,      /* the port, with sockets that have this flag, too: groups */
     SW_UDP_PORT_SHARED = 8, /* the same, and each packet goes to one of them */
+    SW_UDP_SEVERAL = 16,    /* receive several packets at a time, if the kernel can */
     SW_UDP_ERRORS = 4,      /* sw_udp_refusal returns the errors that ICMP reported */
 };
 
@@ -41,11 +42,18 @@ void sw_udp_close(struct sw_udp *udp);
 int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_route *route, const void *packet,
                 size_t size);
 /*
+ * Send several packets of `each` bytes, of which the last can be shorter, in one call. Fails if the
+ * kernel or the network's MTU does not allow that, and nothing is sent.
+ */
+int sw_udp_send_several(const struct sw_udp *udp, const struct sw_udp_route *route,
+                        const void *packets, size_t size, uint16_t each);
+/*
  * Receive a packet. Returns its size, which can be larger than room, or -1 and errno. route: from
- * the sender to this host, with the interface that the packet arrived on.
+ * the sender to this host, with the interface that the packet arrived on. each: of a socket with
+ * SW_UDP_SEVERAL, the size of the packets that arrived together, of which the last can be shorter.
  */
 ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room,
-                       struct sw_udp_route *route);
+                       struct sw_udp_route *route, size_t *each);
 /*
  * Take the oldest error that ICMP reported, and the destination of its packet. Returns a positive
  * errno, or 0 if there is none.
