@@ -41,10 +41,11 @@ struct sw_requester {
     uint32_t oldest; /* that is not covered by an acknowledgement */
     uint32_t packet; /* of the request at next_send: those before it are sent */
     uint32_t asked; /* READs and atomics that wait for their answer, as the responder counts them */
-    uint32_t window, most_window; /* packets between `oldest` and the next to send */
-    uint32_t gained;              /* packets since the window grew */
-    int has_gone_back;            /* to `oldest`: not again before an answer or the timer */
-    int has_progress;             /* since the timer was set */
+    uint32_t window; /* packets between `oldest` and the next to send, at most */
+    uint32_t gained; /* packets since the window grew */
+    int has_lost;
+    int has_gone_back; /* to `oldest`: not again before an answer or the timer */
+    int has_progress;  /* since the timer was set */
     uint32_t tries, unready_tries;
     struct sw_timer retry; /* the peer does not answer */
     struct sw_timer pause; /* the peer is not ready, or the turn is over */

@@ -15,9 +15,9 @@
 
 enum {
     READ_PIECE = 16,
-    FIRST_WINDOW = 128 << 10, /* bytes, as the next */
-    MOST_WINDOW = 256 << 10,
-    LEAST_WINDOW = 4,  /* packets */
+    FIRST_WINDOW = 32, /* packets, as the next ones */
+    MOST_WINDOW = 128, /* as many as rxe's */
+    LEAST_WINDOW = 4,
     LEAST_TIMEOUT = 8, /* milliseconds */
     MOST_TIMEOUT = 600000,
     FOR_EVER = 7, /* of rnr_retry */
@@ -337,8 +337,10 @@ static void covered_until(struct sw_packets *packets, uint32_t psn)
     if (requester->gained < requester->window)
         return;
     requester->gained = 0;
-    if (requester->window < requester->most_window)
-        requester->window++;
+    /* It grows fast before the first loss, and slowly after it. */
+    requester->window += requester->has_lost ? 1 : requester->window;
+    if (requester->window > MOST_WINDOW)
+        requester->window = MOST_WINDOW;
 }
 
 /* If the peer has more than was sent again, do not send that again. */
@@ -395,7 +397,7 @@ static void repeat(struct sw_packets *packets)
 
     if (requester->has_gone_back)
         return;
-    requester->has_gone_back = 1;
+    requester->has_gone_back = requester->has_lost = 1;
     requester->window /= 2;
     if (requester->window < LEAST_WINDOW)
         requester->window = LEAST_WINDOW;
@@ -559,8 +561,7 @@ void sw_requester_begin(struct sw_packets *packets, const struct ibv_qp_attr *at
 
     sw_requester_end(packets);
     requester->psn = requester->oldest = sw_psn(attr->sq_psn);
-    requester->window = FIRST_WINDOW / packets->mtu;
-    requester->most_window = MOST_WINDOW / packets->mtu;
+    requester->window = FIRST_WINDOW;
     requester->retry.expired = unanswered;
     requester->pause.expired = paused;
 }
