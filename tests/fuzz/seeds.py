@@ -67,6 +67,17 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "question": bytes([4, 1, 7, 9, 11, 2]),
         "call": bytes([10, 4, 0, 9]),
     },
+    # Receives, then the peer's SEND, WRITE, READ and atomic; then the program's, and their answers.
+    "packets": {
+        f"{kind}-{name}": bytes([kind]) + steps * 3
+        for kind in (0, 1)
+        for name, steps in {
+            "in": bytes([4, 1, 1, 9, 4, 9, 0, 0, 1, 1, 6, 2, 0, 8, 1, 5, 8, 9, 0, 16])
+            + bytes([1, 5, 12, 40, 0, 64, 1, 1, 0x14, 0, 0, 0]),
+            "out": bytes([5, 0, 1, 44, 3, 16, 1, 0, 5, 4, 1, 44, 3, 0x23, 2, 0, 3, 0x25, 3, 44])
+            + bytes([5, 6, 0, 8, 3, 2, 4, 0, 6 | 0xF0, 7]),
+        }.items()
+    },
     "codecs": {
         "request": b"\0\0" + REQUEST,
         "reply": b"\0\1" + REPLY,

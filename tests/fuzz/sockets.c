@@ -283,7 +283,8 @@ int __wrap_bind(int fd, const struct sockaddr *address, socklen_t size)
 {
     (void)size;
     struct fake *fake = must_be_fake(fd);
-    fake->port = port_of(address);
+    if (fake->family != AF_UNIX) /* which has a name, that of a slot of RoCE's port */
+        fake->port = port_of(address);
     if (!fake->port)
         fake->port = new_port();
     return 0;
@@ -493,7 +494,8 @@ ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags)
     struct packet *packet = &fake->packets[0];
     size_t size = packet->size, room = message->msg_iov[0].iov_len;
     memcpy(message->msg_iov[0].iov_base, packet->bytes, size < room ? size : room);
-    put_address(fake, packet->from_port, message->msg_name, &message->msg_namelen);
+    if (message->msg_name)
+        put_address(fake, packet->from_port, message->msg_name, &message->msg_namelen);
     put_control(message, fake);
     memmove(fake->packets, fake->packets + 1, --fake->packet_count * sizeof(*fake->packets));
     return (ssize_t)(flags & MSG_TRUNC || size < room ? size : room);
@@ -506,9 +508,16 @@ ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
 
     (void)flags;
     PROMISE(message->msg_iovlen > 0 && message->msg_iovlen <= IOV_MAX);
+    if (fake->family == AF_UNIX) {
+        errno = ECONNREFUSED; /* there is no other process */
+        return -1;
+    }
     if (fake->type == SOCK_DGRAM) {
+        if (message->msg_iov[0].iov_len > PACKET) {
+            errno = EMSGSIZE; /* several packets: the device then sends them one by one */
+            return -1;
+        }
         thrown.size = message->msg_iov[0].iov_len;
-        PROMISE(thrown.size <= PACKET);
         thrown.port = port_of(message->msg_name);
         thrown.from_port = fake->port;
         memcpy(thrown.bytes, message->msg_iov[0].iov_base, thrown.size);

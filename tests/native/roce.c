@@ -60,8 +60,7 @@ static void packet(const char *hex, const struct sw_roce_path *path,
     check("numbers", read.destination_qpn == datagram->destination_qpn &&
                          read.source_qpn == datagram->source_qpn && read.psn == datagram->psn &&
                          read.qkey == datagram->qkey);
-    check("flags", read.solicited == datagram->solicited &&
-                       read.opcode == datagram->opcode &&
+    check("flags", read.solicited == datagram->solicited && read.opcode == datagram->opcode &&
                        read.immediate == datagram->immediate);
     check("payload",
           read.size == datagram->size && !memcmp(read.payload, datagram->payload, datagram->size));
@@ -102,6 +101,46 @@ static void packets(void)
     datagram.payload = (const uint8_t *)"12345678";
     datagram.size = 8;
     packet("6400ffff0012c351000000070123456700349c403132333435363738106b3480", &ipv6, &datagram);
+}
+
+/* Another device's packet: of RC, with an identification in its IPv4 header. */
+static void identifications(void)
+{
+    struct sw_roce_path path = path_of("::ffff:10.1.1.1", "::ffff:10.1.1.2");
+    struct sw_roce_packet packet = {.opcode = SW_RC_WRITE_ONLY_IMMEDIATE,
+                                    .destination_qpn = 17,
+                                    .psn = 0xfffffe,
+                                    .acknowledge = 1,
+                                    .address = 0x123456789abcdef0,
+                                    .rkey = 0xfedcba98,
+                                    .length = 4,
+                                    .immediate = htonl(7),
+                                    .payload = (const uint8_t *)"data",
+                                    .size = 4},
+                          read;
+    uint8_t bytes[SW_ROCE_MOST];
+
+    path.destination_port = SW_ROCE_PORT;
+    for (uint32_t identification = 0; identification < 0x10000; identification += 257) {
+        uint32_t size = sw_roce_headers(bytes, &packet);
+        memcpy(bytes + size, packet.payload, 4);
+        size = sw_roce_seal(bytes, size + 4, &path, identification);
+        check("any identification", !sw_roce_read(bytes, size, &path, &read));
+        check("its numbers", read.psn == packet.psn && read.address == packet.address &&
+                                 read.rkey == packet.rkey && read.length == 4 &&
+                                 read.immediate == packet.immediate && read.acknowledge);
+    }
+    /* Of the changed packets, about one in 65,536 passes. */
+    int passed = 0;
+    uint32_t size = sw_roce_headers(bytes, &packet);
+    memcpy(bytes + size, packet.payload, 4);
+    size = sw_roce_seal(bytes, size + 4, &path, 99);
+    for (uint32_t bit = 8 * 5; bit < 8 * size; bit++) {
+        bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        passed += !sw_roce_read(bytes, size, &path, &read);
+        bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
+    check("few changed packets pass", passed <= 1);
 }
 
 static void headers_of_receives(void)
@@ -189,6 +228,7 @@ static void questions(void)
 int main(void)
 {
     packets();
+    identifications();
     headers_of_receives();
     questions();
     return failures ? 1 : 0;

@@ -25,6 +25,7 @@ REVISION = "91392a91eb41affee3bd75dc7d03eb86b4854aea"
 PAGE = ROOT / "docs" / "exec.md"
 MARK = "<!-- from here on written by make suites -->\n"
 SECONDS = 600
+DEVICES = ("software", "software_roce")
 
 BY_HAND = "connects reliable queue pairs by hand (`ibv_modify_qp` to RTR)"
 REASONS = {
@@ -58,15 +59,15 @@ def fetch() -> None:
             subprocess.run(["git", *command], check=True)
 
 
-def run() -> list[dict[str, str]]:
-    """Run the tests; return the lines of in_suite/pyverbs_tests.py."""
+def run(device: str) -> list[dict[str, str]]:
+    """Run the tests on a device; return the lines of in_suite/pyverbs_tests.py."""
     environment = os.environ | {
         "LD_LIBRARY_PATH": str(FOLDER),
         "PYTHONPATH": str(BUILD / "pyverbs/usr/lib/python3/dist-packages"),
     }
     script = Path(__file__).parent / "in_suite" / "pyverbs_tests.py"
     done = subprocess.run(
-        ["/usr/bin/python3", script, SOURCES],
+        ["/usr/bin/python3", script, SOURCES, device],
         cwd=SOURCES,
         env=environment,
         stdout=subprocess.PIPE,
@@ -83,15 +84,15 @@ def reason(row: dict[str, str]) -> str | None:
     return next((why for pattern, why in REASONS.items() if fnmatchcase(text, pattern)), None)
 
 
-def summary(rows: list[dict[str, str]]) -> str:
+def summary(device: str, rows: list[dict[str, str]]) -> str:
     """Return the results, in Markdown."""
     outcomes = Counter(row["outcome"] for row in rows)
     failed = Counter(str(reason(row)) for row in rows if row["outcome"] == "failed")
     lines = [
-        f"{len(rows)} tests of pyverbs 44: {outcomes['passed']} passed, {outcomes['failed']} "
+        f"{len(rows)} tests of pyverbs 44 on `{device}`: {outcomes['passed']} passed, {outcomes['failed']} "
         f"failed, {outcomes['skipped']} skipped themselves, most of them tests of a driver.",
         "",
-        "| failed | tests |",
+        f"| failed on {device} | tests |",
         "|---|---|",
         *(f"| {why} | {count} |" for why, count in failed.most_common()),
     ]
@@ -105,11 +106,16 @@ def main() -> int:
     except subprocess.CalledProcessError as error:
         print(f"pyverbs was not fetched, and its tests do not run: {error}", file=sys.stderr)
         return 1
-    rows = run()
-    unknown = [row for row in rows if row["outcome"] == "failed" and reason(row) is None]
+    all_rows = {device: run(device) for device in DEVICES}
+    unknown = [
+        row
+        for rows in all_rows.values()
+        for row in rows
+        if row["outcome"] == "failed" and reason(row) is None
+    ]
     for row in unknown:
         print(f"{row['test']}: {row['why']}", file=sys.stderr)
-    text = summary(rows)
+    text = "\n\n".join(summary(device, rows) for device, rows in all_rows.items())
     print(text)
     if "--write" in sys.argv:
         head, mark, _ = PAGE.read_text().partition(MARK)

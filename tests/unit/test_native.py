@@ -17,7 +17,12 @@ FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'aiordm
 
 @pytest.mark.parametrize(
     ("program", "sources"),
-    [("crc32c", ("crc32c.c",)), ("mapping", ()), ("roce", ("roce.c", "sidr.c"))],
+    [
+        ("crc32c", ("crc32c.c",)),
+        ("crc32", ("crc32.c",)),
+        ("mapping", ()),
+        ("roce", ("roce.c", "crc32.c", "sidr.c")),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_program(program: str, sources: tuple[str, ...], tmp_path: Path) -> None:

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "one_device.h"
@@ -18,13 +20,34 @@ static const struct aiordma_provider *calls(void)
 
 /* -- devices ----------------------------------------------------------------------------------- */
 
+/*
+ * Programs without an option for the device take the first one. AIORDMA_DEVICE makes that the one of
+ * this name; with another value, or none, both are listed.
+ */
+static void keep_the_wanted(struct ibv_device **list, int *count)
+{
+    const char *wanted = getenv("AIORDMA_DEVICE");
+
+    for (int i = 0; wanted && list[i]; i++)
+        if (!strcmp(calls()->get_device_name(list[i]), wanted)) {
+            list[0] = list[i];
+            list[1] = NULL;
+            if (count)
+                *count = 1;
+            return;
+        }
+}
+
 EXPORTED struct ibv_device **ibv_get_device_list(int *count)
 {
     const struct aiordma_provider *table = aiordma_exported_calls();
 
     if (count)
         *count = 0;
-    return table ? table->get_device_list(count) : NULL;
+    struct ibv_device **list = table ? table->get_device_list(count) : NULL;
+    if (list)
+        keep_the_wanted(list, count);
+    return list;
 }
 
 EXPORTED void ibv_free_device_list(struct ibv_device **list)

@@ -552,7 +552,8 @@ static int check_bind(const struct ibv_pd *domain, const struct sw_window *windo
 
     if (region->ibv.pd != domain || !(region->access & IBV_ACCESS_MW_BIND))
         return EINVAL;
-    if (access & ~(unsigned int)(REMOTE | IBV_ACCESS_ZERO_BASED))
+    /* Programs pass LOCAL_WRITE, too, and other devices take it: it permits a peer nothing. */
+    if (access & ~(unsigned int)(REMOTE | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE))
         return EINVAL;
     if (access & WRITING && !(region->access & IBV_ACCESS_LOCAL_WRITE))
         return EINVAL;

@@ -1,4 +1,4 @@
-"""Run rdma-core's tests of pyverbs in a process of their own: python pyverbs_tests.py FOLDER.
+"""Run rdma-core's tests of pyverbs in a process of their own: python pyverbs_tests.py FOLDER DEVICE.
 
 The folder has their package `tests`. Prints a line of JSON for each test. The tests take a device's
 IP address from the kernel's sysfs, where the software device is not: it has every address.
@@ -41,9 +41,9 @@ def _with_address(test: Any, device: str, port: int, index: int) -> None:
 
 def main() -> None:
     """Import the tests from the folder, and run them."""
-    folder = sys.argv[1]
+    folder, device = sys.argv[1:]
     sys.path[:0] = [folder, f"{folder}/tests"]
-    sys.argv = ["run_tests", "--dev", "software"]
+    sys.argv = ["run_tests", "--dev", device]
     parser = __import__("args_parser").parser
     parser.parse_args()
     tests = __import__("tests")

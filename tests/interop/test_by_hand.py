@@ -1,0 +1,85 @@
+"""C programs whose queue pairs are connected by hand, on software_roce under `aiordma exec`, each
+with itself as the peer."""
+
+import signal
+
+import pytest
+
+from tests.devices import ADDRESS
+from tests.interop.programs import AS_ORDINARY_USER, running
+from tests.ports import free_port
+
+pytestmark = [pytest.mark.anyio, pytest.mark.natively]
+
+DEVICE = "software_roce"
+
+
+@pytest.mark.parametrize("options", [(), ("-e",)], ids=["polling", "events"])
+@pytest.mark.parametrize("service", ["rc", "uc", "srq", "ud"])
+async def test_pingpong(service: str, options: tuple[str, ...]) -> None:
+    port, size = free_port(), 1000 if service == "ud" else 10_000
+    words = (f"ibv_{service}_pingpong", "-d", DEVICE, "-g", 0, "-p", port, "-n", 50, "-s", size)
+    checks = () if service == "srq" else ("-c",)
+    async with running(*words, *checks, *options) as server:
+        await server.has_written("local address")
+        async with running(*words, *checks, *options, ADDRESS) as client:
+            pass
+    for end in (client, server):
+        assert "50 iters in" in end.output
+        assert "invalid data" not in end.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ib_send_bw", "-n", 200),
+        ("ib_send_lat", "-n", 100),
+        ("ib_write_bw", "-n", 200, "-q", 4),
+        ("ib_write_bw", "-n", 200, "-b", "-m", 256),
+        ("ib_write_lat", "-n", 100),
+        ("ib_read_bw", "-n", 200),
+        ("ib_read_lat", "-n", 100, "-s", 100_000),
+        ("ib_atomic_bw", "-n", 200),
+        ("ib_atomic_lat", "-n", 100),
+        ("ib_send_lat", "-n", 100, "-c", "UD"),
+        ("ib_write_lat", "-n", 100, "-c", "UC"),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+async def test_perftest_without_the_connection_manager(words: tuple[str | int, ...]) -> None:
+    command = (*words, "-d", DEVICE, "-x", 0, "-F", "-p", free_port())
+    async with running(*command) as server:
+        await server.has_written("Waiting for client to connect")
+        async with running(*command, ADDRESS) as client:
+            pass
+    for end in (client, server):
+        assert "Failed" not in end.output
+
+
+async def test_processes_that_share_the_port_outlive_one_of_them() -> None:
+    """The kernel numbers the sockets of a port anew when one of them is closed."""
+
+    def words(port: int, *options: str | int) -> tuple[str | int, ...]:
+        return ("ibv_rc_pingpong", "-d", DEVICE, "-g", 0, "-e", "-p", port, *options)
+
+    port = free_port()
+    async with running(*words(free_port()), status=None) as first:
+        await first.has_written("local address")
+        async with running(*words(port, "-n", 20_000)) as server:
+            await server.has_written("local address")
+            async with running(*words(port, "-n", 20_000, ADDRESS)) as client:
+                await client.has_written("remote address")
+                first.stop(signal.SIGTERM)
+    assert "20000 iters in" in client.output
+
+
+async def test_another_users_processes_have_the_port() -> None:
+    words = ("ibv_rc_pingpong", "-d", DEVICE, "-g", 0)
+    async with running(*words, "-p", free_port(), status=None, as_nobody=False) as first:
+        await first.has_written("local address")
+        if not AS_ORDINARY_USER:
+            pytest.skip("only root can run the programs of two users")
+        async with running(*words, "-p", free_port(), status=1) as second:
+            pass
+        first.stop(signal.SIGTERM)
+    assert "Couldn't create QP" in second.output
