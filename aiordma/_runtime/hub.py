@@ -115,7 +115,9 @@ class DeviceHub:
         """Whether only TCP detects a dead peer."""
         self.loop = loop
         self.in_flight: InFlightTable = InFlightTable()
-        self.pool: BufferPool = BufferPool(self.domain, is_pinned=context.device_name not in BUILT_IN)
+        self.pool: BufferPool = BufferPool(
+            self.domain, is_pinned=context.device_name not in BUILT_IN
+        )
         self.polled: float = 0.0
         """When an endpoint has polled this last (`Endpoint.poll`), by the monotonic clock."""
         self.max_message: dict[int, int] = {}

@@ -17,7 +17,8 @@ from aiordma.verbs import (
     QueuePair,
     QueuePairState,
 )
-from tests.devices import DEVICE, SOFTWARE, DeviceUnderTest
+from tests.devices import DEVICE, DeviceUnderTest
+from tests.internals import SOFTWARE
 
 GID_INDEX = 0 if DEVICE == SOFTWARE else 1
 """The IPv4-mapped one. On rxe, 0 is the link-local one."""

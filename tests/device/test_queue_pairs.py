@@ -13,8 +13,8 @@ from aiordma import QueuePairAddress
 from aiordma.verbs import QueuePairState, QueuePairType
 from tests.device.by_hand import GID_INDEX
 from tests.device.players import REMOTE, both_ways, one_loop
-from tests.devices import SOFTWARE, DeviceUnderTest
-from tests.internals import queue_pair_of
+from tests.devices import DeviceUnderTest
+from tests.internals import SOFTWARE, queue_pair_of
 
 pytestmark = pytest.mark.anyio
 

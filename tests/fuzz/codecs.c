@@ -161,8 +161,7 @@ static void packets(struct input *input)
         PROMISE(!error && second.opcode == packet.opcode && second.size == packet.size);
         PROMISE(second.destination_qpn == packet.destination_qpn);
         PROMISE(second.solicited == packet.solicited);
-        PROMISE(second.address ==
-                (parts & (SW_HAS_RETH | SW_HAS_ATOMIC) ? packet.address : 0));
+        PROMISE(second.address == (parts & (SW_HAS_RETH | SW_HAS_ATOMIC) ? packet.address : 0));
         PROMISE(second.syndrome == (parts & SW_HAS_AETH ? packet.syndrome : 0));
         PROMISE(second.immediate == (parts & SW_HAS_IMMEDIATE ? how : 0));
         PROMISE(!memcmp(second.payload, payload, packet.size));

@@ -11,7 +11,8 @@ import aiordma
 from aiordma import QueuePairAddress
 from aiordma.verbs import Mtu, QueuePairType
 from tests.device.by_hand import GID_INDEX
-from tests.devices import DEVICE, SOFTWARE, DeviceUnderTest
+from tests.devices import DEVICE, DeviceUnderTest
+from tests.internals import SOFTWARE
 from tests.interop.programs import only, running
 from tests.interop.test_ud_pingpong import connect_tcp, read_line
 from tests.ports import free_port
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.capability("queue pairs by hand")]
 
 COUNT = 100
 SIZE = 3000
-WORDS = ("-g", GID_INDEX, "-n", COUNT, "-s", SIZE, "-r", 10, "-c")
+WORDS: tuple[str | int, ...] = ("-g", GID_INDEX, "-n", COUNT, "-s", SIZE, "-r", 10, "-c")
 if DEVICE == SOFTWARE:
     WORDS = ("-d", f"{SOFTWARE}_roce", *WORDS)
 LINE = re.compile(rb"([0-9a-f]{4}):([0-9a-f]{6}):([0-9a-f]{6}):([0-9a-f]{32})\0")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import Access, QueuePairAddress
+from aiordma import Access
 from aiordma.testing import Host, Simulation, simulate
-from aiordma.verbs import Device, Mtu, QueuePairType
+from aiordma.verbs import Device, Mtu
 
 pytestmark = pytest.mark.natively
 
@@ -20,8 +20,6 @@ DEVICE = "software_roce"
 SEEDS = 60
 REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 SIZES = (0, 1, 255, 256, 257, 1024, 5000, 40_000)
-
-
 
 
 def gid_index(address: str) -> int:
@@ -56,7 +54,9 @@ async def everything(
 ) -> None:
     """WRITEs, READs, atomics and messages to a peer that does the same."""
     own = bytearray(messages * 64 * 1024 + 8)
-    async with connected(host, table, name, peer, mtu, receive_buffers=4, receive_size=65536) as pair:
+    async with connected(
+        host, table, name, peer, mtu, receive_buffers=4, receive_size=65536
+    ) as pair:
         region = pair.register(own, REMOTE)
         counter = -region.address % 8
         table[f"{name}'s"] = region[:].remote(), region[counter : counter + 8].remote()

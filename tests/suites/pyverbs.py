@@ -89,8 +89,9 @@ def summary(device: str, rows: list[dict[str, str]]) -> str:
     outcomes = Counter(row["outcome"] for row in rows)
     failed = Counter(str(reason(row)) for row in rows if row["outcome"] == "failed")
     lines = [
-        f"{len(rows)} tests of pyverbs 44 on `{device}`: {outcomes['passed']} passed, {outcomes['failed']} "
-        f"failed, {outcomes['skipped']} skipped themselves, most of them tests of a driver.",
+        f"{len(rows)} tests of pyverbs 44 on `{device}`: {outcomes['passed']} passed, "
+        f"{outcomes['failed']} failed, {outcomes['skipped']} skipped themselves, most of them "
+        "tests of a driver.",
         "",
         f"| failed on {device} | tests |",
         "|---|---|",

@@ -1,4 +1,4 @@
-"""Run rdma-core's tests of pyverbs in a process of their own: python pyverbs_tests.py FOLDER DEVICE.
+"""Run rdma-core's tests of pyverbs in a process of its own: pyverbs_tests.py FOLDER DEVICE.
 
 The folder has their package `tests`. Prints a line of JSON for each test. The tests take a device's
 IP address from the kernel's sysfs, where the software device is not: it has every address.
