@@ -225,7 +225,7 @@ def test_without_a_library_a_real_device_is_an_error_that_names_the_packages(
     )
     assert (run.returncode, run.stderr) == (0, "")
     lines = run.stdout.splitlines()
-    assert lines[4:] == ["['software']", "software b'hello'"]
+    assert lines[4:] == ["['software', 'software_roce']", "software b'hello'"]
     for line in lines[:4]:
         assert missing in line
         assert "apt-get install libibverbs1 librdmacm1 ibverbs-providers" in line
