@@ -99,7 +99,7 @@ async def test_perftest(two_spaces: None, program: str, we_serve: bool) -> None:
 
 @both_ways
 async def test_messages_on_a_damaged_wire(damaged_wire: None, we_serve: bool) -> None:
-    words = ("ibv_rc_pingpong", "-e", "-n", 20, "-s", 100_000, "-m", 1024, "-c")
+    words = ("ibv_rc_pingpong", "-e", "-n", 20, "-s", 8000, "-m", 1024, "-c")
     for output in await play(*words, index="-g", we_serve=we_serve):
         assert "20 iters in" in output
         assert "invalid data" not in output
@@ -110,5 +110,7 @@ async def test_messages_on_a_damaged_wire(damaged_wire: None, we_serve: bool) ->
 async def test_one_sided_operations_on_a_damaged_wire(
     damaged_wire: None, program: str, we_serve: bool
 ) -> None:
-    for output in await play(program, "-F", "-n", 20, "-u", 16, index="-x", we_serve=we_serve):
+    size = () if program == "ib_atomic_bw" else ("-s", 8000)
+    words = (program, "-F", "-n", 20, "-u", 16, *size)
+    for output in await play(*words, index="-x", we_serve=we_serve):
         assert "Failed" not in output

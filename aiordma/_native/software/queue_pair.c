@@ -74,9 +74,12 @@ void sw_unlist_queue_pair(struct sw_queue_pair *pair)
 
 static int is_drained(const struct sw_queue_pair *pair)
 {
-    if (pair->next_send != pair->end &&
-        pair->sends[pair->next_send % pair->send_size].stage == SW_BEGUN)
-        return 0;
+    if (pair->next_send != pair->end) {
+        /* Begun, or sent and to be sent again. */
+        const struct sw_send *next = &pair->sends[pair->next_send % pair->send_size];
+        if (next->stage != SW_POSTED && next->stage != SW_DONE)
+            return 0;
+    }
     for (uint32_t at = pair->oldest; at != pair->next_send; at++)
         if (pair->sends[at % pair->send_size].stage != SW_DONE)
             return 0;

@@ -477,7 +477,7 @@ void sw_respond(struct sw_packets *packets, const struct sw_roce_packet *packet)
 int sw_responder_begin(struct sw_packets *packets, const struct ibv_qp_attr *attr)
 {
     struct sw_responder *responder = &packets->responder;
-    uint32_t size = attr->max_dest_rd_atomic;
+    uint32_t size = packets->is_reliable ? attr->max_dest_rd_atomic : 0;
 
     sw_responder_end(packets);
     if (size)
