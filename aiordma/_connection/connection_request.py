@@ -30,7 +30,7 @@ from aiordma._base.origin import Place
 from aiordma._base.process import here, require_same_process
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
-from aiordma._base.system import system
+from aiordma._base.time_limit import TimeLimit
 from aiordma._connection.announcement import announcement, read_announcement
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import failed_event, failed_handshake, parameters
@@ -291,7 +291,6 @@ class ConnectionRequest:
             raise
 
     async def _accept(self, endpoint: Endpoint, private_data: bytes) -> bytes:
-        handshake = endpoint.handshake
         try:
             await endpoint.loop.checkpoint()
             if endpoint.state is not ConnectionState.ACCEPTING:
@@ -308,10 +307,8 @@ class ConnectionRequest:
                 self._warn_of_no_retries(endpoint.options)
                 offered = self._limited_to_request(endpoint.options)
                 self._identifier._accept_with_own_retries(parameters(offered, private_data))
-            handshake.limit(system.now() + self._accept_timeout)
-            if not await endpoint.connected():
+            if not await endpoint.connected(TimeLimit(self._accept_timeout)):
                 raise failed_handshake(self._operation, endpoint)
-            handshake.limit(None)
             endpoint.established()
         except BaseException as error:
             await self._undo(endpoint, error)
@@ -329,7 +326,6 @@ class ConnectionRequest:
     async def _undo(self, endpoint: Endpoint, error: BaseException) -> None:
         """Close the endpoint of an accept that has failed. Before the answer, this rejects the
         peer."""
-        endpoint.handshake.limit(None)
         self._tally.failed += 1
         await endpoint.aclose()
         if isinstance(error, VerbsCallError):

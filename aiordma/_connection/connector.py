@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeAlias, TypeVar, Unpack
 
@@ -27,6 +26,7 @@ from aiordma._base.errors import (
     AddressError,
     ConnectTimeoutError,
     DeviceRemovedError,
+    DeviceRequirementError,
     DisconnectedError,
     RdmaConnectionError,
     RejectedError,
@@ -34,6 +34,7 @@ from aiordma._base.errors import (
     UnreachableError,
     VerbsCallError,
     detached,
+    is_programs_answer,
 )
 from aiordma._base.hints import descriptors_hint, is_own_address
 from aiordma._base.opening import opens
@@ -44,17 +45,12 @@ from aiordma._base.options import (
 from aiordma._base.provider import Provider
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
-from aiordma._base.system import system
+from aiordma._base.time_limit import TimeLimit
 from aiordma._connection.announcement import announcement, read_announcement
 from aiordma._connection.connection import Connection
 from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.local_ports import LocalPorts
-from aiordma._connection.several_addresses import (
-    Routes,
-    SharedSeconds,
-    first_bound,
-    first_connected,
-)
+from aiordma._connection.several_addresses import Routes, first_bound
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
@@ -67,7 +63,6 @@ from aiordma._runtime.address_lookup import (
     known_address,
 )
 from aiordma._runtime.device_choice import with_device
-from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.identifiers import ROUTE_TIMEOUT_MS, drop, milliseconds
 from aiordma._runtime.reactor import Reactor, reactor_of
 from aiordma.verbs.identifier import Event, Identifier
@@ -80,7 +75,6 @@ __all__ = (
     "failed_handshake",
     "parameters",
     "prepare_connection",
-    "to_first",
 )
 
 logger: logging.Logger = logging.getLogger("aiordma")
@@ -154,12 +148,12 @@ async def connect(
     """
     private_data = check_private_data(private_data, *IN_REQUEST, "connect")
     chosen = ConnectionOptions._chosen(connect, options, keywords)
-    begin = partial(
-        Attempt, "connect", chosen, host, port, source, timeout, device, shared_receive, domain
+    attempt = Attempt(
+        "connect", chosen, host, port, source, timeout, device, shared_receive, domain
     )
 
-    async def establish(attempt: Attempt, address: str, local: LocalAddresses) -> Connection:
-        ports = LocalPorts(attempt.source)
+    async def establish(address: str, local: LocalAddresses) -> Connection:
+        ports = LocalPorts(local[0])
         while True:
             connection = await attempt.prepare(address, local)
             try:
@@ -169,41 +163,7 @@ async def connect(
                 if not ports.has_another(error):
                     raise
 
-    return await to_first(begin, establish)
-
-
-async def to_first(
-    begin: "Callable[[], Attempt]",
-    use: "Callable[[Attempt, str, LocalAddresses], Awaitable[Connected]]",
-) -> Connected:
-    """Return what `use` returns for the first address of the name that can be connected. The
-    attempt that looks the name up also connects to its only address. Each of several addresses gets
-    an attempt of its own, with an equal part of the time that remains.
-
-    Args:
-        begin: makes an attempt.
-        use: called with an attempt, and the arguments for its `prepare`.
-
-    Raises: as `begin`, `Attempt.look_up` and `use`.
-    """
-    first = begin()
-    numeric = first.numeric
-    if numeric is not None:
-        return await use(first, numeric, ANY)
-    shared = SharedSeconds(first.timeout)
-    with shared:
-        routes = await first.look_up()
-    if len(routes.addresses) == 1 and not routes.has_others:
-        (address,) = routes.addresses
-        return await use(first, address, routes.locals(address))
-
-    async def use_one(address: str, left: int) -> Connected:
-        attempt = begin()
-        attempt.set_timeout(shared.share(left))
-        with shared:
-            return await use(attempt, address, routes.locals(address))
-
-    return await first_connected(routes.addresses, use_one, routes.failure)
+    return await attempt.of_name(establish)
 
 
 @opens
@@ -251,16 +211,10 @@ async def prepare_connection(
     """
     call = "prepare_connection"
     chosen = ConnectionOptions._chosen(prepare_connection, options, keywords)
-    begin = partial(
-        Attempt, call, chosen, host, port, source, timeout, device, shared_receive, domain
-    )
-
-    async def prepare(attempt: Attempt, address: str, local: LocalAddresses) -> Connection:
-        connection = await attempt.prepare(address, local)
-        attempt.set_timeout(optional_seconds(timeout, "timeout", call))  # that of `establish`
-        return connection
-
-    return await to_first(begin, prepare)
+    attempt = Attempt(call, chosen, host, port, source, timeout, device, shared_receive, domain)
+    connection = await attempt.of_name(attempt.prepare)
+    attempt.limit = TimeLimit(timeout)  # that of `establish`
+    return connection
 
 
 def _target(host: str, port: int, address: str) -> str:
@@ -283,10 +237,9 @@ def checked_source(source: object, name: str, call: str) -> tuple[str, int] | No
 
 class Attempt:
     """One connect: its checked arguments, and its steps. If one fails, the steps before are undone.
-    Its time begins with the first step.
 
     The steps run in the caller's task. Where the events of a step are there at once, as on the
-    software device, it does not wait. `Handshake` has the state, and the time limit of all waits.
+    software device, it does not wait. `Handshake` has the state.
 
     Args:
         call: the name of the function that the program has called, for the errors.
@@ -295,7 +248,8 @@ class Attempt:
 
     Attributes:
         target: the peer's name, port and address, for the errors.
-        timeout: the seconds for all steps together; None: no limit.
+        limit: the time for all steps together, or, of several addresses, for those with one.
+        step: what the attempt does now, for the errors.
 
     Raises: as `connect`, if an argument is invalid.
     """
@@ -312,68 +266,80 @@ class Attempt:
         shared_receive: SharedReceiveQueue | None = None,
         domain: DomainArgument = None,
     ) -> None:
-        self.host, self.port = checked_host(host, "host", call), checked_port(port, "port", call)
-        self.timeout: float | None = optional_seconds(timeout, "timeout", call)
-        self._end: float | None = None
+        self.host: str = checked_host(host, "host", call)
+        self.port: int = checked_port(port, "port", call)
+        self.limit: TimeLimit = TimeLimit(optional_seconds(timeout, "timeout", call))
         self.target: str = f"{host}:{port}"
-        self.options = options
-        self.source = checked_source(source, "source", call)
+        self.options: ConnectionOptions = options
+        self.source: tuple[str, int] | None = checked_source(source, "source", call)
         self.shared_receive: SharedReceiveEndpoint | None = None
         if shared_receive is not None:
             instance(shared_receive, "shared_receive", SharedReceiveQueue, call)
             self.shared_receive = shared_receive._endpoint
         shared = self.shared_receive
         queue = None if shared is None else (shared.domain_state,)
-        self.domain = DomainChoice(domain, call, queue)
+        self.domain: DomainChoice = DomainChoice(domain, call, queue)
         self._requirement = self.domain.requirement(device)
         self.domain.require_usable()
-        self.step = "looking up the name"
+        self.step: str = "looking up the name"
         self._has_asked = False  # the peer may have the request
 
-    @property
-    def numeric(self) -> str | None:
-        """The peer's address, if the host is one, and there is no local address to look up."""
-        known = None if self.source is not None else known_address(self.host, 0)
-        return None if known is None else known[0]
+    async def of_name(
+        self, use: Callable[[str, LocalAddresses], Awaitable[Connected]]
+    ) -> Connected:
+        """Return what `use` returns for the first address of the host that can be connected.
 
-    def set_timeout(self, timeout: float | None) -> None:
-        """Set the seconds for the next steps, which an error names."""
-        self.timeout, self._end = timeout, None
-
-    def end(self) -> float | None:
-        """Return when the time of the steps ends; None: no limit."""
-        if self._end is None and self.timeout is not None:
-            self._end = system.now() + self.timeout
-        return self._end
-
-    def left(self) -> float | None:
-        """Return the seconds that remain for the steps; None: no limit."""
-        end = self.end()
-        return None if end is None else end - system.now()
-
-    async def look_up(self) -> Routes:
-        """Return the numeric addresses of the host, and of the source, within the time limit."""
+        Args:
+            use: called with the arguments for `prepare`.
+        """
         target = partial(_target, self.host, self.port)
+        known = None if self.source is not None else known_address(self.host, 0)
+        if known is not None:
+            self.target = target(known[0])
+            return await use(known[0], ANY)
         try:
-            local = None if self.source is None else await self._addresses_of(*self.source)
-            found = [address for address, _ in await self._addresses_of(self.host, 0)]
+            with anyio.fail_after(self.limit.left()):
+                local = None if self.source is None else await addresses_of(*self.source)
+                found = [address for address, _ in await addresses_of(self.host, 0)]
         except TimeoutError:
             raise self._timed_out() from None
         except VerbsCallError as error:
             raise self._refused(error) from error
-        return Routes(found, local, target, f"source={self.source!r}")
+        return await self.of_first(Routes(found, local, target, f"source={self.source!r}"), use)
 
-    async def _addresses_of(self, host: str, port: int) -> list[SocketAddress]:
-        with self._limited():
-            return await addresses_of(host, port)
+    async def of_first(
+        self, routes: Routes, use: Callable[[str, LocalAddresses], Awaitable[Connected]]
+    ) -> Connected:
+        """Return what `use` returns for the first of several addresses that can be connected. Each
+        gets an equal part of the time that remains. A program's answer, a rejection with private
+        data, is final: the peer was reached.
 
-    def _limited(self) -> AbstractContextManager[object]:
-        """Limit the time of a call in a worker, which may have to wait for a free one."""
-        return anyio.fail_after(self.left())
+        Args:
+            routes: the addresses.
+            use: as of `of_name`.
+
+        Raises:
+            Exception: that of `routes.failure`; or of `use`, if it is no error of the address.
+        """
+        limit, errors = self.limit, list[Exception]()
+        try:
+            for place, address in enumerate(routes.addresses):
+                self.target = routes.target(address)
+                if len(routes.addresses) > 1:
+                    self.limit = limit.share(len(routes.addresses) - place)
+                try:
+                    return await use(address, routes.locals(address))
+                except (RdmaConnectionError, DeviceRequirementError) as error:
+                    errors.append(error)
+                    if is_programs_answer(error):
+                        break
+            raise routes.failure(errors)
+        finally:
+            errors.clear()  # their tracebacks hold this frame
 
     def _timed_out(self, why: str = "") -> ConnectTimeoutError:
         return ConnectTimeoutError(
-            f"connect to {self.target}: {self.step} took longer than {self.timeout:g} s{why}"
+            f"connect to {self.target}: {self.step} took longer than {self.limit.seconds:g} s{why}"
         )
 
     def _refused(self, error: VerbsCallError) -> RdmaConnectionError:
@@ -383,42 +349,63 @@ class Attempt:
         """Perform the steps up to the queue pair, and post the pooled receives.
 
         Args:
-            address, local: a result of `look_up`.
+            address: the peer's.
+            local: the local (host, port) to connect from, the first that can be bound.
         """
-        self.target = _target(self.host, self.port, address)
 
-        def prepare_from(bound: SocketAddress | None) -> Awaitable[Connection]:
-            async def prepare_on(provider: Provider) -> Connection:
-                if not provider.blocks:
-                    return await self._prepare(provider, address, bound)
-                with self._limited():
-                    return await self._prepare(provider, address, bound)
-
-            return with_device(self._requirement, address, prepare_on)
+        def prepare_from(source: SocketAddress | None) -> Awaitable[Connection]:
+            prepare = partial(self._prepare_within_limit, address, source)
+            return with_device(self._requirement, address, prepare)
 
         try:
             return await first_bound(local, prepare_from)
-        except TimeoutError as error:
-            if isinstance(error, RdmaConnectionError):
-                raise
+        except RdmaConnectionError:
+            raise
+        except TimeoutError:
             raise self._timed_out() from None
         except VerbsCallError as error:
             raise self._refused(error) from error
 
-    async def _prepare(
-        self, provider: Provider, host: str, source: SocketAddress | None
+    async def _prepare_within_limit(
+        self, host: str, source: SocketAddress | None, provider: Provider
     ) -> Connection:
+        if not provider.blocks:
+            return await self._prepare(host, source, provider)
+        with anyio.fail_after(self.limit.left()):  # also of the waits for a free worker
+            return await self._prepare(host, source, provider)
+
+    async def _prepare(
+        self, host: str, source: SocketAddress | None, provider: Provider
+    ) -> Connection:
+        what, timeout_ms = f"connect to {self.target}", milliseconds(self.limit.seconds)
+        self.limit.left()  # its time begins
         self.step = "making the identifier"
         reactor = await reactor_of(provider)
         identifier = Identifier(reactor.channel)
         handshake = Handshake(reactor.loop, _S.RESOLVING_ADDRESS)
-        handshake.limit(self.end())
         reactor.subscribe(identifier, handshake.feed)
         try:
-            hub = await self._resolve(reactor, identifier, handshake, host, source)
+            identifier.set_ack_timeout(self.options.ack_timeout)
+            if self.options.tos is not None:
+                identifier.set_tos(self.options.tos)
+            if self.options.reuse_address:
+                identifier.set_reuse_address(True)
+            self.step = "resolving the address"
+            try:
+                identifier.resolve_address(host, self.port, source, timeout_ms)
+            except VerbsCallError as error:
+                raise _unbound(what, error, source) from error
+            await self._until(_S.RESOLVING_ROUTE, reactor, handshake)
+            hub = await reactor.hub(identifier)
+            self._requirement.check(hub.context.device_name, hub.context.kind, what)
+            self.step = "resolving the route"
+            try:
+                identifier.resolve_route(min(timeout_ms, ROUTE_TIMEOUT_MS))
+            except VerbsCallError as error:
+                raise RouteError._of_call(what, error) from error
+            await self._until(_S.CONNECTING, reactor, handshake)
             domain = await self.domain.on(reactor, hub)
         except BaseException:
-            handshake.limit(None)
             await drop(reactor, identifier)
             raise
         # From here the endpoint owns the identifier.
@@ -427,76 +414,39 @@ class Attempt:
         try:
             self.step = "making the queue pair"
             await endpoint.open(shared_receive=self.shared_receive)
-            _check_time(handshake)
             establish = partial(self._connect, endpoint, identifier)
             connection = Connection(endpoint, establish, IN_REQUEST)
             connection._post_pooled_receives()
-            handshake.limit(None)
             return connection
         except BaseException as error:
             await self._undo(endpoint, error)
             raise
-
-    async def _resolve(
-        self,
-        reactor: Reactor,
-        identifier: Identifier,
-        handshake: Handshake,
-        host: str,
-        source: SocketAddress | None,
-    ) -> DeviceHub:
-        identifier.set_ack_timeout(self.options.ack_timeout)
-        if self.options.tos is not None:
-            identifier.set_tos(self.options.tos)
-        if self.options.reuse_address:
-            identifier.set_reuse_address(True)
-        self.step = "resolving the address"
-        timeout_ms = milliseconds(self.timeout)
-        try:
-            identifier.resolve_address(host, self.port, source, timeout_ms)
-        except VerbsCallError as error:
-            raise _unbound(f"connect to {self.target}", error, source) from error
-        await self._until(_S.RESOLVING_ROUTE, reactor, handshake)
-        hub = await reactor.hub(identifier)
-        context = hub.context
-        self._requirement.check(context.device_name, context.kind, f"connect to {self.target}")
-        _check_time(handshake)
-        self.step = "resolving the route"
-        try:
-            identifier.resolve_route(min(timeout_ms, ROUTE_TIMEOUT_MS))
-        except VerbsCallError as error:
-            raise RouteError._of_call(f"connect to {self.target}", error) from error
-        await self._until(_S.CONNECTING, reactor, handshake)
-        return hub
 
     async def _until(self, goal: ConnectionState, reactor: Reactor, handshake: Handshake) -> None:
         reactor.poll_events(lambda: handshake.state is goal)  # it may be there already
         while handshake.state is not goal:
             if handshake.state is _S.BROKEN:
                 raise failed_event(f"connect to {self.target}", handshake.event)
-            _check_time(handshake)
-            await handshake.change()
+            await handshake.change(self.limit)
 
     async def _connect(
         self, endpoint: Endpoint, identifier: Identifier, private_data: bytes
     ) -> bytes:
         handshake = endpoint.handshake
-        self.step = "waiting for the peer to accept"
-        handshake.limit(self.end())
+        self.step, self._has_asked = "waiting for the peer to accept", False
         try:
             if handshake.state is _S.CONNECTING and endpoint.cause is None:
                 said = private_data or announcement(endpoint)
                 await self._request(endpoint, identifier, parameters(self.options, said))
-            if not await endpoint.connected():
+            if not await endpoint.connected(self.limit):
                 raise failed_handshake(f"connect to {self.target}", endpoint)
-            handshake.limit(None)
             endpoint.established()
         except BaseException as error:
             await self._undo(endpoint, error)
             if isinstance(error, TimeoutError) and not isinstance(error, RdmaConnectionError):
                 raise self._timed_out(NOT_ACCEPTED if endpoint.hub.is_iwarp else "") from None
             if isinstance(error, VerbsCallError):
-                raise _refused_call(f"connect to {self.target}", error) from error
+                raise self._refused(error) from error
             raise
         if logger.isEnabledFor(logging.DEBUG):
             device, fields = endpoint.device_name, endpoint.log_fields
@@ -539,8 +489,7 @@ class Attempt:
         endpoint.driver_waits()
         try:
             while not returned:
-                _check_time(handshake)
-                await handshake.change()
+                await handshake.change(self.limit)
         except BaseException:
             if abandon():  # the call had not begun
                 self._has_asked = False
@@ -555,7 +504,6 @@ class Attempt:
 
     async def _undo(self, endpoint: Endpoint, error: BaseException) -> None:
         """Close the endpoint of a connect that has failed, or was withdrawn."""
-        endpoint.handshake.limit(None)
         above = endpoint.teardown.above
         is_withdrawn = not isinstance(error, Exception)  # after a time limit, nobody waits for it
         if above is not None and is_withdrawn and self._may_be_accepted(endpoint):
@@ -572,12 +520,6 @@ class Attempt:
         if endpoint.state is _S.CONNECTING:
             return self._has_asked and endpoint.hub.is_iwarp and endpoint.cause is None
         return endpoint.state is _S.ESTABLISHED
-
-
-def _check_time(handshake: Handshake) -> None:
-    """Raise TimeoutError if the time limit is over."""
-    if handshake.is_late:
-        raise TimeoutError
 
 
 _OF_NETWORKS = frozenset(

@@ -7,20 +7,16 @@ from typing import TypeVar
 from aiordma._base.errors import (
     AddressError,
     DeviceRequirementError,
-    RdmaConnectionError,
     cause_text,
     is_listeners_answer,
     is_programs_answer,
 )
 from aiordma._base.hints import is_own_address
 from aiordma._base.socket_address import SocketAddress
-from aiordma._base.system import system
 
 __all__ = (
     "Routes",
-    "SharedSeconds",
     "first_bound",
-    "first_connected",
     "first_of_errors",
     "joined_error",
 )
@@ -28,35 +24,7 @@ __all__ = (
 _OF_BINDS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENODEV)
 """Errnos of local addresses that cannot be bound. ENODEV: no RDMA device has it."""
 
-Address = TypeVar("Address")
 Connected = TypeVar("Connected")
-
-
-class SharedSeconds:
-    """The time limit of steps that are taken for each address of a name. Each address gets an equal
-    part of what those before it have left.
-
-    Args:
-        seconds: for all addresses together; None: no limit.
-    """
-
-    def __init__(self, seconds: float | None) -> None:
-        self._left = seconds
-        self._began = 0.0
-
-    def __enter__(self) -> None:
-        """Subtract the time that the block takes."""
-        self._began = system.now()
-
-    def __exit__(self, *_: object) -> None:
-        if self._left is not None:
-            self._left -= system.now() - self._began
-
-    def share(self, count: int) -> float | None:
-        """Return the seconds of the next address if `count` are left to try; None: no limit."""
-        if self._left is None:
-            return None
-        return float(f"{max(self._left, 0) / count:.3g}")  # the errors have it
 
 
 def _distance(error: Exception) -> int:
@@ -101,10 +69,12 @@ class Routes:
     Args:
         found: the peer's.
         local: the local (host, port) that the program gave, resolved; None: any.
-        target: the peer's name and port, for the errors.
+        target: returns the peer's name and port with an address, for the errors.
         argument: the program's argument with the local address, for the errors.
+        failure: makes one error of those of all addresses.
 
     Attributes:
+        target: see above.
         addresses: those of the peer's that can be tried: all, or those of whose family there is a
             local address.
     """
@@ -115,18 +85,15 @@ class Routes:
         local: Sequence[SocketAddress] | None,
         target: Callable[[str], str],
         argument: str,
+        failure: Callable[[list[Exception]], Exception] = first_of_errors,
     ) -> None:
         self._local = local
-        self._target, self._argument = target, argument
+        self.target = target
+        self._argument, self._failure = argument, failure
         self.addresses: list[str] = []
         self._without: list[str] = []
         for each in found:
             (self.addresses if self.locals(each) else self._without).append(each)
-
-    @property
-    def has_others(self) -> bool:
-        """Whether there are addresses that cannot be tried."""
-        return bool(self._without)
 
     def locals(self, address: str) -> Sequence[SocketAddress | None]:
         """Return the local (host, port) to try for an address of the peer's; None: any."""
@@ -134,19 +101,14 @@ class Routes:
             return [None]
         return [each for each in self._local if _is_ipv6(each[0]) is _is_ipv6(address)]
 
-    def errors(self, errors: list[Exception]) -> list[Exception]:
-        """Return the errors of all addresses: these, and those of the addresses that could not be
-        tried."""
-        return [*errors, *map(self._unmatched, self._without)]
-
     def failure(self, errors: list[Exception]) -> Exception:
-        """Make one error of those of the addresses that were tried."""
-        return first_of_errors(self.errors(errors))
+        """Make one error of those of the addresses that were tried, and of the others."""
+        return self._failure([*errors, *map(self._unmatched, self._without)])
 
     def _unmatched(self, address: str) -> Exception:
         family = "IPv6" if _is_ipv6(address) else "IPv4"
         return AddressError(
-            f"connect to {self._target(address)}: {self._argument} has no {family} address to "
+            f"connect to {self.target(address)}: {self._argument} has no {family} address to "
             "connect from"
         )
 
@@ -183,36 +145,5 @@ async def first_bound(
                     raise
                 errors.append(error)
         raise joined_error(errors, "; another local address: ".join)
-    finally:
-        errors.clear()  # their tracebacks hold this frame
-
-
-async def first_connected(
-    addresses: Sequence[Address],
-    connect: Callable[[Address, int], Awaitable[Connected]],
-    failure: Callable[[list[Exception]], Exception] = first_of_errors,
-) -> Connected:
-    """Return what `connect` returns for the first of the addresses that can be connected.
-
-    Args:
-        addresses: can be none, if `failure` has an error for that.
-        connect: called with an address, and how many are left to try, with this one.
-        failure: makes the error if no address can be connected, of the errors of all. The last one
-            may be a program's answer, a rejection with private data: the peer was reached, and no
-            further address is tried.
-
-    Raises:
-        Exception: that of `failure`; or of `connect`, if it is no error of the address.
-    """
-    errors: list[Exception] = []
-    try:
-        for index, address in enumerate(addresses):
-            try:
-                return await connect(address, len(addresses) - index)
-            except (RdmaConnectionError, DeviceRequirementError) as error:
-                errors.append(error)
-                if is_programs_answer(error):
-                    break
-        raise failure(errors)
     finally:
         errors.clear()  # their tracebacks hold this frame

@@ -31,6 +31,7 @@ from aiordma._base.process import forked, here
 from aiordma._base.socket_address import SocketAddress, address_text, unpack_address
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
 from aiordma._base.system import system
+from aiordma._base.time_limit import TimeLimit
 from aiordma._endpoint.causes import Follows, What, device_error, event_cause, ruling, silence_error
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.handshake import IN_PROGRESS, Handshake
@@ -609,7 +610,7 @@ class Endpoint:
         """End as broken, with this error as the cause, unless there is a cause already."""
         self._saw(What.REPORTED, error)
 
-    async def connected(self) -> bool:
+    async def connected(self, limit: TimeLimit) -> bool:
         """Wait for the end of the handshake, and return whether the peer is, or was, connected. The
         connection may have ended again by then, with messages to receive.
 
@@ -619,9 +620,7 @@ class Endpoint:
         handshake = self.handshake
         self.reactor.poll_events(lambda: handshake.state not in IN_PROGRESS)
         while handshake.state in IN_PROGRESS:
-            if handshake.is_late:
-                raise TimeoutError
-            await handshake.change()
+            await handshake.change(limit)
         return handshake.was_established
 
     def established(self) -> None:

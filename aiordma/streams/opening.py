@@ -30,9 +30,10 @@ from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
-from aiordma._connection.connector import Attempt, LocalAddresses, to_first
+from aiordma._connection.connector import Attempt, LocalAddresses
 from aiordma._connection.listener import Listener, listen_with
 from aiordma._connection.local_ports import LocalPorts
+from aiordma._connection.several_addresses import Routes
 from aiordma.streams.ending import ClosesOnceDrained
 from aiordma.streams.path import CONTROL_SLOTS, Memory, stream_path
 from aiordma.streams.protocol import CREDIT_LIMIT
@@ -132,6 +133,17 @@ class StreamSettings:
             responder_resources=0,
         )
 
+    def attempt(
+        self,
+        host: str,
+        port: int,
+        source: tuple[str, int] | None = None,
+        timeout: float | None = 30.0,
+        device: str = "auto",
+    ) -> Attempt:
+        """Return a connect with these options. Arguments and errors are as of `connect_stream`."""
+        return Attempt(self.call, self.options, host, port, source, timeout, device)
+
     def rsocket(self, connection: Connection) -> Rsocket:
         """Return an rsocket with these options over a prepared connection.
 
@@ -180,7 +192,8 @@ async def connect_stream(
     See: man 7 rsocket.
     """
     settings = StreamSettings(connect_stream, options)
-    return Stream(*await connect_rsocket(settings, host, port, source, timeout, device))
+    attempt = settings.attempt(host, port, source, timeout, device)
+    return Stream(*await connect_rsocket(settings, attempt))
 
 
 class _FullBacklog:
@@ -279,17 +292,20 @@ def _naming(operation: str) -> Iterator[None]:
 
 async def connect_rsocket(
     settings: StreamSettings,
-    host: str,
-    port: int,
-    source: tuple[str, int] | None = None,
-    timeout: float | None = 30.0,
-    device: str = "auto",
+    attempt: Attempt,
+    routes: Routes | None = None,
     check: Callable[[Connection], object] = lambda _: None,
 ) -> tuple[Connection, Rsocket]:
-    """Do the work of `connect_stream`. `check` is called with the connection before it is
-    established, and can raise."""
+    """Do the work of `connect_stream`.
 
-    async def establish(connection: Connection, target: str) -> Rsocket:
+    Args:
+        settings: those of the stream.
+        attempt: of `settings.attempt`.
+        routes: the peer's addresses; None: they are looked up.
+        check: called with the connection before it is established. It can raise.
+    """
+
+    async def establish(connection: Connection) -> Rsocket:
         async with _closed_on_failure(connection):
             check(connection)
             rsocket = settings.rsocket(connection)
@@ -299,29 +315,28 @@ async def connect_rsocket(
         await connection.establish(private_data=rsocket.hello())
         del connecting
         async with _closed_on_failure(connection):
-            with _naming(f"connect to {target}"):
+            with _naming(f"connect to {attempt.target}"):
                 rsocket.start(connection.private_data)
             rsocket.begin(is_first=True)
         return rsocket
 
-    async def connect_to(
-        attempt: Attempt, address: str, local: LocalAddresses
-    ) -> tuple[Connection, Rsocket]:
-        ports, waits = LocalPorts(source), _FullBacklog()
+    async def connect_to(address: str, local: LocalAddresses) -> tuple[Connection, Rsocket]:
+        ports, waits = LocalPorts(local[0]), _FullBacklog()
         while True:
             connection = await attempt.prepare(address, local)
             try:
-                return connection, await establish(connection, attempt.target)
+                return connection, await establish(connection)
             except Exception as error:
-                if waits.has_another(error, attempt.left()):
-                    ports = LocalPorts(source)
+                if waits.has_another(error, attempt.limit.left()):
+                    ports = LocalPorts(local[0])
                 elif not ports.has_another(error):
                     waits.explain(error)
                     raise
             await waits.pause()
 
-    begin = partial(Attempt, settings.call, settings.options, host, port, source, timeout, device)
-    return await to_first(begin, connect_to)
+    if routes is None:
+        return await attempt.of_name(connect_to)
+    return await attempt.of_first(routes, connect_to)
 
 
 @opens

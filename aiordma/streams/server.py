@@ -27,15 +27,10 @@ from aiordma._base.hints import cannot_bind, is_own_address
 from aiordma._base.process import forked, here, require_same_process
 from aiordma._base.provider import SOFTWARE, Requirement
 from aiordma._base.socket_address import SocketAddress
+from aiordma._base.time_limit import TimeLimit
 from aiordma._connection.connection import Connection
 from aiordma._connection.listener import MOST_BACKLOG, Listener
-from aiordma._connection.several_addresses import (
-    Routes,
-    SharedSeconds,
-    first_bound,
-    first_connected,
-    joined_error,
-)
+from aiordma._connection.several_addresses import Routes, joined_error
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma._loop.private import SSLProtocol, expect_unfinished, secured_transport
 from aiordma._runtime.address_lookup import addresses_of, checked_host, checked_service
@@ -396,17 +391,16 @@ async def create_connection(
     call = settings.call
     host, port = checked_host(host, "host", call), checked_service(port, "port", call)
     local = _checked_local(local_addr, call)
-    limit = optional_seconds(timeout, "timeout", call)
-    shared = SharedSeconds(limit)
+    limit = TimeLimit(optional_seconds(timeout, "timeout", call))
     Requirement(device, call)
 
     try:
-        with shared, anyio.fail_after(limit):
+        with anyio.fail_after(limit.left()):
             found = await addresses_of(host, port, family, flags)
             bindable = None if local is None else await addresses_of(*local, family, flags)
     except TimeoutError:
         raise ConnectTimeoutError(
-            f"connect to {host}:{port}: looking up the name took longer than {limit:g} s"
+            f"connect to {host}:{port}: looking up the name took longer than {limit.seconds:g} s"
         ) from None
     number = found[0][1]
     routes = Routes(
@@ -414,22 +408,11 @@ async def create_connection(
         bindable,
         lambda address: f"{address}:{number}",
         f"local_addr={local_addr!r}",
+        lambda errors: _joined(errors, all_errors),
     )
-
-    async def connect_to(address: str, left: int) -> tuple[Connection, Rsocket]:
-        async def connect_from(source: SocketAddress | None) -> tuple[Connection, Rsocket]:
-            with shared:
-                return await connect_rsocket(
-                    settings, address, number, source, shared.share(left), device
-                )
-
-        return await first_bound(routes.locals(address), connect_from)
-
-    connection, rsocket = await first_connected(
-        routes.addresses,
-        connect_to,
-        lambda errors: _joined(routes.errors(errors), all_errors),
-    )
+    attempt = settings.attempt(host, number, device=device)
+    attempt.limit = limit
+    connection, rsocket = await connect_rsocket(settings, attempt, routes)
     return await attach_protocol(
         protocol_factory,
         connection,
@@ -470,9 +453,8 @@ async def connect_for_socket(
     """
     settings = StreamSettings(create_connection, options)
     host, port = (await addresses_of(*address, family))[0]
-    connection, rsocket = await connect_rsocket(
-        settings, host, port, source, check=_refuse_software
-    )
+    attempt = settings.attempt(host, port, source)
+    connection, rsocket = await connect_rsocket(settings, attempt, check=_refuse_software)
     connection._endpoint.teardown.is_reported = True  # until its transport takes over
     return connection, rsocket
 

@@ -1,7 +1,6 @@
 """Connects to a Valkey server, with asyncio's reader and writer over the channel."""
 
 import asyncio
-from functools import partial
 from typing import NoReturn, TypedDict, Unpack
 
 import anyio
@@ -10,7 +9,7 @@ from aiordma._base.arguments import seconds_within, whole_number
 from aiordma._base.errors import ConnectTimeoutError
 from aiordma._base.options import ConnectionOptions
 from aiordma._connection.connection import Connection
-from aiordma._connection.connector import Attempt, LocalAddresses, to_first
+from aiordma._connection.connector import Attempt, LocalAddresses
 from aiordma._endpoint.capabilities import require_immediate
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma.integrations.valkey.channel import (
@@ -131,21 +130,21 @@ async def open_connection(
         initiator_depth=0,
     )
 
-    async def connect_to(
-        attempt: Attempt, address: str, local: LocalAddresses
-    ) -> tuple[Connection, ValkeyChannel]:
+    attempt = Attempt(call, chosen, host, port, source, timeout, device)
+
+    async def connect_to(address: str, local: LocalAddresses) -> tuple[Connection, ValkeyChannel]:
         connection = await attempt.prepare(address, local)
         try:
             require_immediate(connection._endpoint)
             channel = ValkeyChannel(connection, buffer_bytes, close_timeout)
             await connection.establish()
             try:
-                with anyio.fail_after(attempt.left()):
+                with anyio.fail_after(attempt.limit.left()):
                     await channel.begin()
             except TimeoutError:
                 raise ConnectTimeoutError(
                     f"connect to {attempt.target}: the peer accepted, and announced no memory "
-                    f"within {attempt.timeout:g} s: it may be no Valkey server"
+                    f"within {attempt.limit.seconds:g} s: it may be no Valkey server"
                 ) from None
             except ValkeyProtocolError as error:
                 raise ValkeyProtocolError(f"connect to {attempt.target}: {error}") from None
@@ -154,8 +153,7 @@ async def open_connection(
             raise
         return connection, channel
 
-    begin = partial(Attempt, call, chosen, host, port, source, timeout, device)
-    connection, channel = await to_first(begin, connect_to)
+    connection, channel = await attempt.of_name(connect_to)
     reader = asyncio.StreamReader(limit=limit, loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
     transport = ValkeyTransport(loop, connection, channel, protocol)

@@ -66,13 +66,12 @@ _serve = streams.StreamServer.__init__
 _close = streams.StreamServer.close
 
 
-async def _connect_counted(
-    settings: Any, host: str, port: int, *others: Any, **keywords: Any
-) -> Any:
+async def _connect_counted(settings: Any, attempt: Any, *others: Any, **keywords: Any) -> Any:
+    port = attempt.port
     if WITH_GATEWAY and port not in _ports and has_tcp_listener(port):
-        port = await asyncio.to_thread(_gateway().to_tcp, host, port)
+        attempt.port = await asyncio.to_thread(_gateway().to_tcp, attempt.host, port)
         count("gateway")
-    return await _connect_rsocket(settings, host, port, *others, **keywords)
+    return await _connect_rsocket(settings, attempt, *others, **keywords)
 
 
 def _begin_counted(self: Any, *arguments: Any, **keywords: Any) -> None:
