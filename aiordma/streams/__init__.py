@@ -7,6 +7,7 @@ asyncio transports.
 """
 
 from aiordma._base.errors import StreamProtocolError
+from aiordma.streams.client import create_connection, open_connection
 from aiordma.streams.loop import StreamEventLoop, new_event_loop
 from aiordma.streams.opening import (
     StreamListener,
@@ -14,13 +15,7 @@ from aiordma.streams.opening import (
     connect_stream,
     listen_stream,
 )
-from aiordma.streams.server import (
-    StreamServer,
-    create_connection,
-    create_server,
-    open_connection,
-    start_server,
-)
+from aiordma.streams.server import StreamServer, create_server, start_server
 from aiordma.streams.sockets import StreamSocket
 from aiordma.streams.stream import Stream
 from aiordma.streams.transport import StreamTransport

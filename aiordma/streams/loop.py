@@ -19,17 +19,16 @@ from aiordma._base.provider import Requirement
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._loop.polling import SPIN, PollingEventLoop
-from aiordma.streams.hosts import HostRule, explaining_tcp
-from aiordma.streams.opening import StreamOptions, StreamSettings
-from aiordma.streams.rsocket import Rsocket
-from aiordma.streams.server import (
+from aiordma.streams.client import (
     ReachedBySocketsError,
-    StreamServer,
     attach_protocol,
     connect_for_socket,
     create_connection,
-    create_server,
 )
+from aiordma.streams.hosts import HostRule, explaining_tcp
+from aiordma.streams.opening import StreamOptions, StreamSettings
+from aiordma.streams.rsocket import Rsocket
+from aiordma.streams.server import StreamServer, create_server
 from aiordma.streams.sockets import StreamSocket
 from aiordma.streams.transport import StreamTransport
 

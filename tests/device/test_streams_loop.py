@@ -18,8 +18,8 @@ import pytest
 
 import aiordma
 from aiordma import streams
+from aiordma.streams import client
 from aiordma.streams import loop as loop_module
-from aiordma.streams import server
 from tests.device.transports import Main, Recorder, echo, two
 from tests.devices import ADDRESS
 from tests.internals import NOT_ACCEPTED
@@ -337,7 +337,7 @@ def test_a_name_outside_the_rule_is_connected_by_tcp(hosts: str) -> None:
 @pytest.fixture
 def _streams_for_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """sock_connect connects a stream, as on real devices, also on the software device."""
-    monkeypatch.setattr(server, "_refuse_software", lambda _: None)
+    monkeypatch.setattr(client, "_refuse_software", lambda _: None)
 
 
 class Peers:

@@ -15,8 +15,8 @@ import pytest
 
 from aiordma import streams
 from aiordma.bench.loops import SPIN
+from aiordma.streams import client as stream_client
 from aiordma.streams import opening
-from aiordma.streams import server as stream_server
 from aiordma.streams.hosts import HostRule
 
 from .gateway import Gateway, has_tcp_listener
@@ -126,7 +126,7 @@ def pytest_configure(config: pytest.Config) -> None:
             set_policy(_Policy() if policy is None else policy)
 
         asyncio.set_event_loop_policy = set_or_ours
-        stream_server.connect_rsocket = _connect_counted  # type: ignore[attr-defined]
+        stream_client.connect_rsocket = _connect_counted  # type: ignore[attr-defined]
         streams.StreamTransport.__init__ = _begin_counted  # type: ignore[method-assign]
         streams.StreamServer.__init__ = _serve_counted  # type: ignore[method-assign]
         streams.StreamServer.close = _close_forgotten  # type: ignore[method-assign]
