@@ -29,7 +29,7 @@ from aiordma._base.enums import (
     QueuePairType,
     names_of,
 )
-from aiordma._base.errors import BusyError, VerbsCallError, detached
+from aiordma._base.errors import VerbsCallError, detached
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.counter import Counter
 from aiordma._connection.posts import Posts
@@ -223,15 +223,10 @@ class Grant:
         elif region._users:
             region._retire()  # the bind was cancelled, and is still in flight
             self._finish(None)
-        elif endpoint.hub.blocks or region.length > THREAD_LIMIT:
-            start_deregistering(endpoint.loop, endpoint.domain_state, region.close, self._finish)
         else:
-            error: VerbsCallError | BusyError | None = None
-            try:
-                region.close()
-            except (VerbsCallError, BusyError) as refused:
-                error = refused
-            self._finish(error)
+            blocks = endpoint.hub.blocks or region.length > THREAD_LIMIT
+            loop, domain = endpoint.loop, endpoint.domain_state
+            start_deregistering(loop, domain, region.close, self._finish, blocks=blocks)
 
     def _finish(self, error: BaseException | None) -> None:
         if isinstance(error, Exception):

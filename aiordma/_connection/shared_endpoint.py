@@ -113,7 +113,7 @@ class SharedReceiveEndpoint:
         self._members = SharedReceiveMembers(hub)
         self._made = False
         self._reserved = 0
-        self.calls: Calls = Calls(self.loop)
+        self.calls: Calls = Calls(self.loop, blocks=reactor.blocks)
         self._retiring = False
         self.buffers: int = settings.buffers
         """The number of receives that the queue posts itself; 0: the program posts them."""
@@ -212,10 +212,7 @@ class SharedReceiveEndpoint:
         self.queue = await self.hub.reserve(self.depth, settings.comp_vector, settings.cqe)
         self._reserved = self.depth
         self.hub.on_failure.add(self.fail)
-        if self.reactor.blocks:
-            await self.calls.run(self._create)
-        else:
-            self._create()
+        await self.calls.run(self._create)
         self._open_port()
         self.hub.on_object_event[self.raw.key] = self._device_event
         if self.buffers:
@@ -461,10 +458,7 @@ class SharedReceiveEndpoint:
 
     async def _modify(self, **attributes: int) -> None:
         """Change the queue, in a worker thread where that blocks."""
-        if self.reactor.blocks:
-            await self.calls.run(lambda: self.raw.modify(**attributes))
-        else:
-            self.raw.modify(**attributes)
+        await self.calls.run(lambda: self.raw.modify(**attributes))
 
     async def _disarm(self) -> None:
         if self.cause is not None:
@@ -514,10 +508,7 @@ class SharedReceiveEndpoint:
 
         self._resizing = True
         try:
-            if self.reactor.blocks:
-                await self.calls.run(change)
-            else:
-                change()
+            await self.calls.run(change)
         except VerbsCallError as error:
             if error.errno in UNSUPPORTED:
                 raise NotSupportedError(

@@ -121,12 +121,13 @@ class AddressHandles:
     async def _make(self, vector: AddressVector) -> PeerHandle:
         self._require_open()
         make = partial(AddressHandle, self._domain, vector)
-        if not self._blocks:
-            return self._keep(vector, make())
         # If two tasks create the same handle concurrently, the later one is kept.
         keep = partial(self._keep, vector)
         with kept_open(self._domain_state) as leave:
-            known = keep(await in_thread(self._loop, make, PEERS, on_cancelled=keep, on_lost=leave))
+            made = await in_thread(
+                self._loop, make, PEERS, blocks=self._blocks, on_cancelled=keep, on_lost=leave
+            )
+            known = keep(made)
         self._require_open()
         return known
 
@@ -172,15 +173,7 @@ class AddressHandles:
             self._destroy_unwanted()
 
         self._destroying = True
-        if self._blocks:
-            start_destroy(self._loop, partial(close_all, unwanted), closed)
-        else:
-            error: BaseException | None = None
-            try:
-                close_all(unwanted)
-            except Exception as refused:
-                error = refused
-            closed(error)
+        start_destroy(self._loop, partial(close_all, unwanted), closed, blocks=self._blocks)
 
     def detach(self) -> list[AddressHandle]:
         """Return the handles that exist, for the caller to destroy: no request uses one any more.

@@ -101,10 +101,10 @@ class DatagramEndpoint(Endpoint):
         """
         self._requested_gid_index, self.service_level = gid_index, service_level
         context, port = self.hub.context, self.identifier.port
-        attributes = await self._called(lambda: context.query_port(port))
+        attributes = await self.calls.run(lambda: context.query_port(port))
         self.mtu = attributes.active_mtu.bytes
         self.lid = attributes.lid
-        self.gid_index, self.gid = await self._called(
+        self.gid_index, self.gid = await self.calls.run(
             lambda: (
                 find_gid(context, port, host)
                 if gid_index is None
@@ -116,7 +116,7 @@ class DatagramEndpoint(Endpoint):
         pair = self.pair.raw
         assert pair is not None
         if qkey != UDP_QKEY:
-            await self._called(lambda: pair.modify(qkey=qkey))
+            await self.calls.run(lambda: pair.modify(qkey=qkey))
             self.qkey = qkey
         self.senders = Senders(
             context,
@@ -134,10 +134,6 @@ class DatagramEndpoint(Endpoint):
         if qkey == UDP_QKEY:
             # Only with this key: the connection manager sends it to peers in any case.
             self._identifier.listen(BACKLOG)
-
-    async def _called(self, function: Callable[[], Result]) -> Result:
-        """Call a function that asks the driver, in a worker thread where that blocks."""
-        return await self.calls.run(function) if self.reactor.blocks else function()
 
     # -- answering peers ----------------------------------------------------------------------
 

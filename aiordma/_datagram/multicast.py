@@ -127,10 +127,7 @@ class MulticastGroup:
         self._endpoint.require_usable()
         self._peer = DatagramPeer(event.address, event.qp_num, event.qkey)
         if not self.send_only:
-            if self._reactor.blocks:
-                await in_thread(self._endpoint.loop, self._attach)
-            else:
-                self._attach()
+            await in_thread(self._endpoint.loop, self._attach, blocks=self._reactor.blocks)
 
     def _attach(self) -> None:
         pair = self._endpoint.pair.raw

@@ -265,12 +265,11 @@ async def make_raw(reactor: Reactor, hub: DeviceHub, lane: Lane = CREATES) -> Pr
     Raises:
         VerbsCallError: the driver refused; the message names the limit.
     """
-    if not reactor.blocks:
-        return ProtectionDomain(hub.context)
     return await in_thread(
         hub.loop,
         lambda: ProtectionDomain(hub.context),
         lane,
+        blocks=reactor.blocks,
         on_cancelled=ProtectionDomain.close,
     )
 
@@ -304,9 +303,11 @@ def start_deregistering(
     domain: DomainState | None,
     function: Callable[[], object],
     then: Callable[[BaseException | None], object] = lambda _error: None,
+    *,
+    blocks: bool = True,
 ) -> None:
-    """Run a function that deregisters memory of a domain in a worker thread, and then `then` on the
-    loop's thread, with the function's error. Until then the domain stays open: a device refuses to
+    """Run a function that deregisters memory of a domain as `start_destroy` does, and then `then`,
+    with the function's error. Until then the domain stays open: a device refuses to
     free a domain that has regions. (`domain` is None for the loop's own one, which calls under way
     keep open.)"""
     user = object()
@@ -320,7 +321,7 @@ def start_deregistering(
 
     if domain is not None:
         domain.join(user, "deregistration", lambda: True)
-    start_destroy(loop, function, returned)
+    start_destroy(loop, function, returned, blocks=blocks)
 
 
 def wrong_domain(region: MemoryRegion, domain: ProtectionDomain) -> ValueError:

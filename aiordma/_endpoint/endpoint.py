@@ -157,7 +157,7 @@ class Endpoint:
         self.regions: dict[int, MemoryRegion] = {}
         self.windows: dict[int, Window] = {}
         """Until a call has freed them: in the phase DESTROYING, perhaps in a thread."""
-        self.calls: Calls = Calls(self.loop)
+        self.calls: Calls = Calls(self.loop, blocks=reactor.blocks)
         """Calls that use the queue pair or the identifier, and delay their destruction."""
         self.awaits_answer: bool = False
         """Between `driver_waits` and `driver_returned`."""
@@ -258,10 +258,7 @@ class Endpoint:
         await self.pair.reserve(service, shared)
         self.hub.on_failure.add(self.fail)
         create = partial(self.pair.create, self.identifier, self.domain, self.header_parts)
-        if self.reactor.blocks:
-            await self.calls.run(create)
-        else:
-            create()
+        await self.calls.run(create)
         self._open_port()
 
     def _open_port(self) -> None:

@@ -257,10 +257,13 @@ def start_destroy(
     loop: EventLoop,
     function: Callable[[], object],
     then: Callable[[BaseException | None], None],
+    *,
+    blocks: bool = True,
 ) -> None:
     """Run a destroying function as `start_call` does, but always run it: in the calling thread if
-    the loop has ended, or if no thread can be started, where it may block for some milliseconds."""
-    if not loop.has_ended:
+    it does not block, if the loop has ended, or if no thread can be started, where it may block for
+    some milliseconds."""
+    if blocks and not loop.has_ended:
         try:
             start_call(loop, function, then, DESTROYS)
         except VerbsCallError:
@@ -270,7 +273,7 @@ def start_destroy(
     error: BaseException | None = None
     try:
         function()
-    except Exception as raised:
+    except BaseException as raised:
         error = raised
     try:
         then(error)
@@ -347,6 +350,7 @@ async def in_thread(
     function: Callable[[], Result],
     lane: Lane = CREATES,
     *,
+    blocks: bool = True,
     on_cancelled: Callable[[Result], object] = lambda _result: None,
     on_lost: Callable[[], object] = lambda: None,
 ) -> Result:
@@ -356,6 +360,7 @@ async def in_thread(
         loop: the caller's event loop.
         function: the function to run.
         lane: the lane of the worker.
+        blocks: whether the function can block; else it runs here.
         on_cancelled: called with the result on the loop's thread if the caller is cancelled, to
             close or to keep the object that the function created. Its errors are logged.
         on_lost: called once the function has returned if the loop has ended, because the caller
@@ -366,6 +371,8 @@ async def in_thread(
 
     Cancellation: the call first runs to its end.
     """
+    if not blocks:
+        return function()
     returned, nothing = Once(loop), object()
     result: Any = nothing
     error: BaseException | None = None
@@ -416,10 +423,16 @@ async def in_thread(
 
 
 class Calls:
-    """Counts the calls under way on one object, and delays its destruction until they return."""
+    """Counts the calls under way on one object, and delays its destruction until they return.
 
-    def __init__(self, loop: EventLoop) -> None:
+    Args:
+        loop: the object's event loop.
+        blocks: whether the calls can block.
+    """
+
+    def __init__(self, loop: EventLoop, *, blocks: bool = True) -> None:
         self._loop = loop
+        self._blocks = blocks
         self._count = 0
         self._then: Callable[[], object] | None = None
         self.lane: Lane = CREATES
@@ -427,6 +440,8 @@ class Calls:
 
     async def run(self, function: Callable[[], Result]) -> Result:
         """Run a function as `in_thread` does, and count the call."""
+        if not self._blocks:
+            return function()
         self.begin()
         with ExitStack() as until_end:
             until_end.callback(self.end)

@@ -249,16 +249,14 @@ class DeviceHub:
     async def _grow(self, entries: int, comp_vector: int, cqe: int | None) -> CompletionQueueShare:
         """Create another queue, and reserve entries in it."""
         size = max(self._next_size(), entries) if cqe is None else cqe
-        if self.blocks:
-            # If the caller is cancelled, the next reservation uses the queue.
-            queue = await in_thread(
-                self.loop,
-                lambda: self._make_queue(size, comp_vector),
-                ACCEPTS,  # an accept may wait for it
-                on_cancelled=lambda queue: self._add(queue, comp_vector, cqe),
-            )
-        else:
-            queue = self._make_queue(size, comp_vector)
+        # If the caller is cancelled, the next reservation uses the queue.
+        queue = await in_thread(
+            self.loop,
+            lambda: self._make_queue(size, comp_vector),
+            ACCEPTS,  # an accept may wait for it
+            blocks=self.blocks,
+            on_cancelled=lambda queue: self._add(queue, comp_vector, cqe),
+        )
         shared = self._add(queue, comp_vector, cqe)
         shared.reserved = entries  # before `take_unused` can run, in a callback
         self._last_cqe[comp_vector] = cqe

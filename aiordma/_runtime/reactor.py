@@ -271,7 +271,7 @@ class Reactor:
         ones wait until these have returned and the pending events are delivered.
         """
         if not self.blocks or self.loop.has_ended:
-            _run(function, then)
+            start_destroy(self.loop, function, then, blocks=False)
             return
         self._unwanted.append((function, then))
         self._start_destroys()
@@ -349,15 +349,13 @@ class Reactor:
                 self._hubs[key] = hub
                 logger.info("this event loop uses the device %s", hub.context.device_name)
 
-            if self.blocks:
-                hub = await in_thread(
-                    self.loop,
-                    lambda: DeviceHub(context(), self.loop),
-                    ACCEPTS,  # an accept may wait for it
-                    on_cancelled=keep,
-                )
-            else:
-                hub = DeviceHub(context(), self.loop, blocks=False)
+            hub = await in_thread(
+                self.loop,
+                lambda: DeviceHub(context(), self.loop, blocks=self.blocks),
+                ACCEPTS,  # an accept may wait for it
+                blocks=self.blocks,
+                on_cancelled=keep,
+            )
             keep(hub)
             return hub
 
@@ -460,10 +458,7 @@ class Reactor:
                 logger.error("closing the event loop's RDMA devices: %s", error)
             self._closed.set()
 
-        if self.blocks and not self.loop.has_ended:
-            start_destroy(self.loop, close, closed)
-        else:
-            _run(close, closed)
+        start_destroy(self.loop, close, closed, blocks=self.blocks)
 
     def _end_without_loop(self) -> None:
         """Close everything in this thread, because the loop has ended and runs no callbacks."""
@@ -521,19 +516,6 @@ class Reactor:
             return "it is as it was"
         self.loop.call_from_thread(close)
         return "its event loop stands still, and closes it when it runs again"
-
-
-def _run(function: Callable[[], object], then: Then) -> None:
-    """Run a function of the driver's here, and report its end."""
-    error: BaseException | None = None
-    try:
-        function()
-    except BaseException as raised:
-        error = raised
-    try:
-        then(error)
-    finally:
-        del error  # its traceback holds this frame
 
 
 def _call_or_log(callback: Callable[[], object]) -> None:
@@ -599,11 +581,12 @@ async def _open(provider: Provider, known: _Loop) -> Reactor:
     loop = current_event_loop()
     if provider.blocks:
         DESTROYS.keep_worker()
-        channel = await in_thread(
-            loop, lambda: EventChannel(provider), on_cancelled=lambda channel: channel.close()
-        )
-    else:
-        channel = EventChannel(provider)
+    channel = await in_thread(
+        loop,
+        lambda: EventChannel(provider),
+        blocks=provider.blocks,
+        on_cancelled=lambda channel: channel.close(),
+    )
     try:
         reactor = Reactor(loop, channel, lambda: known.reactors.pop(provider.name, None))
     except BaseException:

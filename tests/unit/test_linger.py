@@ -51,6 +51,7 @@ class Pair:
         )
         reactor: Any = SimpleNamespace(
             loop=self.loop,
+            blocks=False,
             enter=lambda _: None,
             unsubscribe=lambda _: None,
             destroy=lambda *_: None,

@@ -72,7 +72,7 @@ class Connection:
 
 
 def make(hub: Any, **settings: int) -> Any:
-    reactor: Any = SimpleNamespace(loop=hub.loop, enter=lambda _: None)
+    reactor: Any = SimpleNamespace(loop=hub.loop, blocks=False, enter=lambda _: None)
     shared: Any = SharedReceiveEndpoint(reactor, hub, SharedReceiveSettings(**settings))
     shared._made = True
     return shared
