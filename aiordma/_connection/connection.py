@@ -1044,7 +1044,7 @@ class Connection(Posting, ObjectStream[bytes]):
         trace: TracebackType | None,
     ) -> None:
         try:
-            if kind is None and not self._ahead.has_failed:
+            if kind is None and self._ahead.requests and not self._ahead.has_failed:
                 await self._ahead.drain()
         finally:
             self._ahead.give_up()

@@ -435,7 +435,7 @@ class Attempt:
         handshake = endpoint.handshake
         self.step, self._has_asked = "waiting for the peer to accept", False
         try:
-            if handshake.state is _S.CONNECTING and endpoint.cause is None:
+            if handshake.state is _S.CONNECTING and endpoint.teardown.cause is None:
                 said = private_data or announcement(endpoint)
                 await self._request(endpoint, identifier, parameters(self.options, said))
             if not await endpoint.connected(self.limit):

@@ -21,7 +21,8 @@ class SendsAhead:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._requests: deque[WorkRequest] = deque()
+        self.requests: deque[WorkRequest] = deque()
+        """Those that have not completed, and that have failed unreported."""
         self._error: Exception | None = None
 
     async def add(self, request: WorkRequest) -> None:
@@ -32,8 +33,8 @@ class SendsAhead:
 
         Cancellation: the requests stay.
         """
-        self._requests.append(request)
-        if len(self._requests) > self.most:
+        self.requests.append(request)
+        if len(self.requests) > self.most:
             await self._wait_for(self.most // 2 + 1)
 
     async def drain(self) -> None:
@@ -44,7 +45,7 @@ class SendsAhead:
 
         Cancellation: the requests stay.
         """
-        await self._wait_for(len(self._requests))
+        await self._wait_for(len(self.requests))
 
     @property
     def has_failed(self) -> bool:
@@ -58,13 +59,13 @@ class SendsAhead:
 
     def give_up(self) -> None:
         """Wait for none, and report none: the program ends the connection."""
-        for request in self._requests:
+        for request in self.requests:
             request.add_done_callback(WorkRequest.exception)
-        self._requests.clear()
+        self.requests.clear()
 
     async def _wait_for(self, count: int) -> None:
         """Wait for the oldest ones. Several tasks may wait, and each gets the error."""
-        waited = list(islice(self._requests, count))
+        waited = list(islice(self.requests, count))
         if waited:
             with suppress(RdmaError):  # an earlier one may have failed first
                 await waited[-1]
@@ -73,5 +74,5 @@ class SendsAhead:
         if error is not None:
             self.fail(error)
             raise detached(error)
-        while self._requests and self._requests[0].done() and not self._requests[0].exception():
-            self._requests.popleft()
+        while self.requests and self.requests[0].done() and not self.requests[0].exception():
+            self.requests.popleft()

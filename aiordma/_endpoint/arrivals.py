@@ -84,7 +84,7 @@ class Arrivals:
     def _refused(self, error: int) -> None:
         """Handle C's errno of a failed post; 0: the port was not usable."""
         endpoint = self._endpoint
-        if endpoint.cause is not None:
+        if endpoint.teardown.cause is not None:
             return
         # A live endpoint would lose its receives one by one without an error, and a task that
         # receives would at last wait for ever.

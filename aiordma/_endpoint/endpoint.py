@@ -148,8 +148,16 @@ class Endpoint:
         self.handshake = handshake
         self.domain_state: DomainState | None = domain
         """Its own protection domain; None: the hub's."""
+        self.domain: ProtectionDomain = hub.domain if domain is None else domain.raw
+        """The protection domain of the queue pair and of its memory."""
+        self.pool: BufferPool = hub.pool if domain is None else domain.pool
+        """The registered blocks of that domain."""
         self.peer_address: SocketAddress | None = identifier.peer_address
         """None if there is no single peer, or it is not known."""
+        self.peer_text: str | None = (
+            None if self.peer_address is None else address_text(self.peer_address)
+        )
+        """The same for messages."""
         self._local: bytes = identifier._local()
         self.pair: Pair = Pair(hub, options)
         self.work: Work = Work(self, options, self.domain)
@@ -177,21 +185,6 @@ class Endpoint:
     def local_address(self) -> SocketAddress | None:
         """This side's address, if it has one."""
         return unpack_address(self._local)
-
-    @property
-    def peer_text(self) -> str | None:
-        """The peer's address for messages; None as `peer_address`."""
-        return None if self.peer_address is None else address_text(self.peer_address)
-
-    @property
-    def domain(self) -> ProtectionDomain:
-        """The protection domain of the queue pair and of its memory."""
-        return self.hub.domain if self.domain_state is None else self.domain_state.raw
-
-    @property
-    def pool(self) -> BufferPool:
-        """The registered blocks of that domain."""
-        return self.hub.pool if self.domain_state is None else self.domain_state.pool
 
     @property
     def capacity(self) -> Capacity:
@@ -305,11 +298,6 @@ class Endpoint:
     def is_sound(self) -> bool:
         """Whether no request has failed."""
         return self.teardown.cause is None and self._flushed is None
-
-    def _set_cause(self, cause: Exception, is_assumed: bool = False) -> None:
-        self.teardown.cause = cause
-        self._is_assumed = is_assumed
-        self._update_port()
 
     def _update_port(self) -> None:
         port, service, state = self.work.port, self.pair.service, self.handshake.state
@@ -565,7 +553,9 @@ class Endpoint:
                 self.hub.counters.refused_accesses += error.event is AsyncEventType.QP_ACCESS_ERR
                 logger.warning("%s", error, extra=self.log_fields)
             # That of an event is of nobody else; another one may be raised.
-            self._set_cause(error if is_assumed else detached(error), is_assumed)
+            self.teardown.cause = error if is_assumed else detached(error)
+            self._is_assumed = is_assumed
+            self._update_port()
         self.handshake.wake()
         if not is_assumed:
             self.teardown.end(error)
@@ -574,8 +564,8 @@ class Endpoint:
         # Deliver the completions from before the event first. (If this runs during a drain, after a
         # flush, the failure can still follow in that drain.)
         self.hub.drain()
-        if self._is_assumed:
-            self.loop.call_later(0, lambda: setattr(self, "_is_assumed", False))
+        if not (self.hub.draining or self.hub.steps.more):
+            self._is_assumed = False
         lingers = follows is Follows.LINGERING and not self.hub.is_iwarp
         if lingers and self.work.sends.is_in_use:
             # The acknowledgement of a send can arrive after the CM's message: do not flush it now.
@@ -652,7 +642,7 @@ class Endpoint:
 
     def _flush(self) -> None:
         """Move the queue pair to the error state, and fail the tasks that wait for a slot."""
-        cause, teardown = self.cause, self.teardown
+        cause, teardown = self.teardown.cause, self.teardown
         assert cause is not None
         self._update_port()
         self.work.port.flushed = cause
@@ -672,21 +662,21 @@ class Endpoint:
             return
         if teardown.is_hurried:
             self._hurry()
-        if teardown.phase is Phase.FLUSHING:
-            seconds = 0.0
-            # If it was not established, there are only receives, which are not flushed.
-            if self.work.requests and self.handshake.was_established:
-                self.work.port.notifies_owner = True
-                seconds = self.options.flush_timeout
+        else:
             # Later, because this can run during a post, in the program's code (a finalizer, an
             # __index__), and the post still uses the queue pair.
-            teardown.set_timer(_FLUSHED, seconds, self._destroy_if_due)
+            teardown.set_timer(_FLUSHED, 0, self._hurry)
 
     def _hurry(self) -> None:
-        if not self.hub.draining:
-            self.hub.drain()  # what the device has flushed by now
-            if not (self.work.requests and self.handshake.was_established) or self.loop.has_ended:
-                self._destroy_if_due()
+        self.hub.drain()  # what the device has flushed by now
+        # If it was not established, there are only receives, which are not flushed.
+        waits = self.work.requests and self.handshake.was_established and not self.loop.has_ended
+        if waits or self.hub.draining:
+            self.work.port.notifies_owner = True
+            timeout = self.options.flush_timeout if waits else 0
+            self.teardown.set_timer(_FLUSHED, timeout, self._destroy_if_due)
+        else:
+            self._destroy_if_due()
 
     def _disconnect(self) -> None:
         try:

@@ -85,7 +85,7 @@ class Closable(Protocol):
         """That of its device; None: it needs none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AtLoopEnd:
     """A Closable that consists of the private methods of a public object."""
 
