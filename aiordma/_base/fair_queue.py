@@ -2,8 +2,8 @@
 (pure)."""
 
 import socket
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from aiordma._base.socket_address import SocketAddress
 
@@ -27,37 +27,28 @@ def source_of(address: SocketAddress | None) -> bytes:
     return packed if is_whole else packed[:_NETWORK]
 
 
-class FairQueue(Generic[Item]):
+class FairQueue(dict[Item, bytes]):
     """Items in the order of their arrival, each with its source."""
 
     def __init__(self) -> None:
-        self._sources: dict[Item, bytes] = {}
+        super().__init__()
         self._counts: dict[bytes, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._sources)
-
-    def __iter__(self) -> Iterator[Item]:
-        return iter(self._sources)
-
-    def __contains__(self, item: Item) -> bool:
-        return item in self._sources
 
     def append(self, item: Item, source: bytes) -> None:
         """Append an item, which must not be in the queue."""
-        self._sources[item] = source
+        self[item] = source
         self._counts[source] = self._counts.get(source, 0) + 1
 
     def remove(self, item: Item) -> None:
         """Remove an item, which must be in the queue."""
-        source = self._sources.pop(item)
+        source = self.pop(item)
         self._counts[source] -= 1
         if not self._counts[source]:
             del self._counts[source]
 
     def popleft(self) -> Item:
         """Remove and return the oldest item. The queue must not be empty."""
-        item = next(iter(self._sources))
+        item = next(iter(self))
         self.remove(item)
         return item
 
@@ -68,16 +59,16 @@ class FairQueue(Generic[Item]):
     def greediest(self, is_eligible: Callable[[Item], bool] = lambda _: True) -> Item | None:
         """Return the oldest eligible item of the source with the most items, or None."""
         most = max(self._counts.values(), default=0)
-        found = (item for item, source in self._sources.items() if self.count(source) == most)
+        found = (item for item, source in self.items() if self.count(source) == most)
         return next(filter(is_eligible, found), None)
 
     def displaced_by(self, source: bytes) -> Item | None:
         """Return the item to remove from a full queue for a new item of a source: the `greediest`,
         if its source then still has at least as many items as the new item's. None: refuse the new
         item."""
-        if not self._sources:
+        if not self:
             return None
         item = self.greediest()
         assert item is not None
-        has_more = self.count(self._sources[item]) > self.count(source) + 1
+        has_more = self.count(self[item]) > self.count(source) + 1
         return item if has_more else None

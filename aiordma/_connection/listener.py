@@ -332,6 +332,7 @@ class Listener(AbstractListener[Connection]):
             self._domain.join(self, "listener", lambda: self._closed)
         self._identifier = identifier
         self._local = identifier.local_address
+        self._is_of_one_device = bool(identifier.device_key)  # which was checked
         self._backlog = backlog
         self._requirement = requirement
         self._requests: FairQueue[ConnectionRequest] = FairQueue()
@@ -475,7 +476,7 @@ class Listener(AbstractListener[Connection]):
         )
 
     def _is_ours(self, identifier: Identifier) -> bool:
-        if self._requirement.permits_all:
+        if self._is_of_one_device or self._requirement.permits_all:
             return True
         if self._requirement.name is not None:
             return self._requirement.name == identifier._device_name

@@ -31,7 +31,7 @@ from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.handshake import Handshake
-from aiordma._runtime.device_choice import required_device
+from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.reactor import reactor_of
 from aiordma._runtime.unmanaged_identifier import Unmanaged
 from aiordma.verbs import MOST_LID, AddressVector
@@ -138,15 +138,14 @@ async def open_queue_pair(
         instance(shared_receive, "shared_receive", SharedReceiveQueue, call)
     shared = None if shared_receive is None else shared_receive._endpoint
     choice = DomainChoice(domain, call, None if shared is None else (shared.domain_state,))
-    choice.requirement(device)
+    requirement = choice.requirement(device)
     choice.require_usable()
     chosen = ConnectionOptions._chosen(open_queue_pair, options, keywords)
     if chosen.tos is not None:
         raise ValueError(
             f"{call}(): options has tos={chosen.tos}: connect_to() takes it, as traffic_class"
         )
-    with required_device(device) as provider:
-        reactor = await reactor_of(provider)
+    reactor = await with_device(requirement, "", reactor_of)
     hub = await reactor.hub_of(device)
     if hub.is_iwarp:
         raise NotSupportedError(

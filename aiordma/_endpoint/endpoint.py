@@ -605,7 +605,7 @@ class Endpoint:
             TimeoutError: the handshake's time limit is over.
         """
         handshake = self.handshake
-        self.reactor.poll_events(lambda: handshake.state not in IN_PROGRESS)
+        self.reactor.poll_events()  # its events may be there already
         while handshake.state in IN_PROGRESS:
             await handshake.change(limit)
         return handshake.was_established

@@ -3,8 +3,7 @@ address, else the built-in software device. The log states the last choice once.
 
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from aiordma._base.errors import (
@@ -26,7 +25,7 @@ from aiordma._base.provider import (
 from aiordma._base.socket_address import is_loopback
 from aiordma.verbs.device import require_device
 
-__all__ = ("required_device", "with_device")
+__all__ = ("with_device",)
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -67,8 +66,17 @@ async def with_device(
         Exception: the exception that the attempt raised.
     """
     if requirement.name is not None:
-        with required_device(requirement.name) as provider:
-            return await attempt(provider)
+        try:
+            return await attempt(provider_of(requirement.name))
+        except (NoDeviceError, RdmaConnectionError, VerbsCallError) as error:
+            # Without descriptors or memory, the list of the devices would be empty.
+            is_elsewhere = isinstance(error, AddressError) and error.errno not in _SHORTAGES
+            if is_elsewhere or _is_unreached(error):
+                try:
+                    require_device(requirement.name)
+                except NoDeviceError as absent:
+                    raise absent from error
+            raise
     real, loopback = real_devices_are_here(), is_loopback(address)
     if real and not loopback:
         try:
@@ -99,28 +107,6 @@ async def with_device(
             "this machine has no RDMA device, so the built-in software device serves every address",
         )
     return await attempt(software())
-
-
-@contextmanager
-def required_device(name: str) -> Iterator[Provider]:
-    """Yield the provider of a device that is required by name. If the block does not find it, and
-    there is no such device, the error says that, with the block's error as its cause.
-
-    Raises:
-        NoDeviceError: there is no device of this name; the message lists the devices.
-    """
-    provider = provider_of(name)
-    try:
-        yield provider
-    except (NoDeviceError, RdmaConnectionError, VerbsCallError) as error:
-        # Without descriptors or memory, the list of the devices would be empty.
-        is_elsewhere = isinstance(error, AddressError) and error.errno not in _SHORTAGES
-        if is_elsewhere or _is_unreached(error):
-            try:
-                require_device(name)
-            except NoDeviceError as absent:
-                raise absent from error
-        raise
 
 
 def _is_unreached(error: BaseException | None) -> bool:

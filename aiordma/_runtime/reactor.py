@@ -166,20 +166,16 @@ class Reactor:
         """Deliver no more events of an identifier. Call this before destroying it."""
         self._handlers.pop(identifier.key, None)
 
-    def poll_events(self, until: Callable[[], bool] = lambda: False) -> bool:
+    def poll_events(self) -> bool:
         """Deliver the pending CM events, and return whether all were delivered. During destroying
-        calls, no event is taken, nor in a forked child: the events are the parent's.
-
-        Args:
-            until: no more events once this is true, whose answer an event can change.
-        """
+        calls, no event is taken, nor in a forked child: the events are the parent's."""
         if self.ended or self._destroying or self._process != here.pid:
             return False
         if not self._taking:
             self._taken = 0
         self._taking += 1
         try:
-            all_taken = self._take_events(until)
+            all_taken = self._take_events()
         finally:
             self._taking -= 1
         if self._taking:
@@ -196,7 +192,7 @@ class Reactor:
             self._start_destroys()
         return all_taken
 
-    def _take_events(self, until: Callable[[], bool]) -> bool:
+    def _take_events(self) -> bool:
         take = self.channel._take
         try:
             while (event := take()) is not None:
@@ -207,7 +203,7 @@ class Reactor:
                 elif event.new_key:
                     # Its listener was closed: destroying the new identifier rejects the request.
                     self.drop(Identifier(self.channel, key=event.new_key))
-                if self.ended or self._taken == EVENTS_AT_ONCE or until():
+                if self.ended or self._taken == EVENTS_AT_ONCE:
                     return False  # further events make the channel readable again
         except VerbsCallError as error:
             # The failed event was consumed, and its identifier gets another event. Further events

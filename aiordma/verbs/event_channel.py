@@ -131,10 +131,7 @@ class EventChannel(Resource):
                 return None
             kind = _TYPES.get(raw.event)
             if kind is not None:  # else it is an event of a newer librdmacm
-                return self._read(kind, raw)
-
-    def _read(self, kind: CmEventType, raw: Any) -> Event:
-        """Return the event of a struct."""
+                break
         request = kind is CmEventType.CONNECT_REQUEST
         if request:
             self._requests.add(raw.id)

@@ -121,7 +121,8 @@ class FakeReactor:
 
 
 def identifier(*_arguments: Any, **_options: Any) -> Any:
-    return SimpleNamespace(peer_address=("192.0.2.1", 1), local_address=("192.0.2.2", 2))
+    ours, peer = ("192.0.2.2", 2), ("192.0.2.1", 1)
+    return SimpleNamespace(peer_address=peer, local_address=ours, device_key=0)
 
 
 NO_SHARED_RECEIVES = ListenerReceives(None, ConnectionOptions())
