@@ -137,11 +137,6 @@ class Connection(Posting, ObjectStream[bytes]):
         else:
             shared.serve(self._endpoint, self._messages.queue, self)
 
-    def _set_established(self, private_data: bytes) -> None:
-        """Record that the connection is established. The connector and the listener call this."""
-        self._begun = True
-        self.private_data = private_data
-
     async def establish(self, *, private_data: bytes = b"") -> None:
         """Accept the peer, or connect to it, and wait until the connection is established. Call
         this once, on a connection of `ConnectionRequest.prepare` or `aiordma.prepare_connection`.
@@ -179,7 +174,8 @@ class Connection(Posting, ObjectStream[bytes]):
         assert self._handshake is not None
         pending, self._handshake = self._handshake(private_data), None
         self._begun = False  # a handshake that fails closes the endpoint, on siw in the background
-        self._set_established(await pending)
+        self.private_data = await pending
+        self._begun = True
 
     __reduce__ = never_pickled
 

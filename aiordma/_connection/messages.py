@@ -71,7 +71,8 @@ class MessageQueue(Arrivals):
             raise ValueError(
                 "this connection was made with receive_buffers=0: post receives with post_recv()"
             )
-        if endpoint.teardown.has_ended and endpoint.state is ConnectionState.DISCONNECTED:
-            assert endpoint.cause is not None
-            raise anyio.EndOfStream(str(endpoint.cause)) from detached(endpoint.cause)
+        cause, state = endpoint.teardown.cause, endpoint.handshake.state
+        if endpoint.teardown.has_ended and state is ConnectionState.DISCONNECTED:
+            assert cause is not None
+            raise anyio.EndOfStream(str(cause)) from detached(cause)
         super()._raise_if_no_more_comes()

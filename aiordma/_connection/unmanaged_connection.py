@@ -270,7 +270,7 @@ class UnmanagedConnection(Connection):
             endpoint.handshake.was_established = True
             endpoint.state = ConnectionState.ESTABLISHED
         endpoint.established()
-        self._set_established(b"")
+        self._begun = True
 
     def _connect(self, peer: QueuePairAddress, vector: AddressVector, path_mtu: Mtu) -> None:
         pair, options = self._endpoint.pair.raw, self._endpoint.options

@@ -504,8 +504,8 @@ class Endpoint:
         return partial(self.teardown.step, self._handle_event)
 
     def _handle_event(self, event: Event) -> None:
-        before = self.handshake.state
-        if before is ConnectionState.ESTABLISHED and self.hub.draining and not self._polls_events:
+        before, draining = self.handshake.state, self.hub.steps.draining
+        if before is ConnectionState.ESTABLISHED and draining and not self._polls_events:
             # Another endpoint took the event during a drain. Handle it after the completions of
             # this drain, because one of them may have a more precise cause.
             self.loop.call_later(0, lambda: self.handle_event(event))
@@ -519,8 +519,8 @@ class Endpoint:
             return
         if self.handshake.state is ConnectionState.ESTABLISHED:
             self._local = self.identifier._local()  # TCP may have chosen the port
-        self._update_port()
-        if self.handshake.state in _ENDED:
+            self._update_port()
+        elif self.handshake.state in _ENDED:
             what, error = event_cause(self, event)
             if what is What.DISCONNECTED and self._flushed is not None and not self.hub.is_iwarp:
                 # On RoCE, a queue pair that is flushed before the peer disconnects has failed
@@ -564,7 +564,7 @@ class Endpoint:
         # Deliver the completions from before the event first. (If this runs during a drain, after a
         # flush, the failure can still follow in that drain.)
         self.hub.drain()
-        if not (self.hub.draining or self.hub.steps.more):
+        if not (self.hub.steps.draining or self.hub.steps.more):
             self._is_assumed = False
         lingers = follows is Follows.LINGERING and not self.hub.is_iwarp
         if lingers and self.work.sends.is_in_use:
@@ -671,7 +671,7 @@ class Endpoint:
         self.hub.drain()  # what the device has flushed by now
         # If it was not established, there are only receives, which are not flushed.
         waits = self.work.requests and self.handshake.was_established and not self.loop.has_ended
-        if waits or self.hub.draining:
+        if waits or self.hub.steps.draining:
             self.work.port.notifies_owner = True
             timeout = self.options.flush_timeout if waits else 0
             self.teardown.set_timer(_FLUSHED, timeout, self._destroy_if_due)

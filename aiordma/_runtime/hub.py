@@ -325,11 +325,6 @@ class DeviceHub:
         while self.steps.more and left > 0:
             left -= self.drain() or 1
 
-    @property
-    def draining(self) -> bool:
-        """Whether completions are being delivered."""
-        return self.steps.draining
-
     def drain(self, *, direct: bool = False) -> int:
         """Deliver all completions, and return their number. Does nothing while a drain is under
         way, for example in a completion's callback.

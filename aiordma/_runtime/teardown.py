@@ -341,7 +341,7 @@ class Teardown:
         """
         if self.process != here.pid:
             self.close()
-        elif not self.closed.is_set():
+        elif self.phase is not Phase.CLOSED:
             if not self._loop.is_running_here():
                 self._reactor.require_here(self._owner, self.close)
             self._close(is_hurried=True)

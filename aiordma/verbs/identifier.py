@@ -761,11 +761,7 @@ class Identifier(Resource):
     def peer_address(self) -> SocketAddress | None:
         """The peer's (host, port), once known."""
         self._require_open()
-        return unpack_address(self._peer())
-
-    def _peer(self) -> bytes:
-        """The peer's address as C has it, for `unpack_address`. The identifier is open."""
-        return bytes(ffi.buffer(lib.aiordma_peer_address(self.pointer), 28))
+        return unpack_address(bytes(ffi.buffer(lib.aiordma_peer_address(self.pointer), 28)))
 
     def _destroy(self) -> None:
         check_minus_one(self.provider.destroy_id(self.pointer), "rdma_destroy_id")

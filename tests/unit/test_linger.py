@@ -36,7 +36,6 @@ class Pair:
             steps=Drain(None, 0, 0, InFlightTable()),
             domain=None,
             pool=None,
-            draining=False,
             drain=lambda: None,
             drain_all=lambda: None,
             in_flight=SimpleNamespace(take=lambda _: None),
