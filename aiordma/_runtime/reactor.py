@@ -297,15 +297,10 @@ class Reactor:
 
     # -- devices --------------------------------------------------------------------------------
 
-    def known_hub(self, identifier: Identifier) -> DeviceHub | None:
-        """Return the hub of the device to which the identifier is bound, if it is open."""
-        return self._hubs.get(identifier.device_key)
-
     async def hub(self, identifier: Identifier) -> DeviceHub:
         """Return the hub of the device to which the identifier is bound. Open it if needed."""
-        return self.known_hub(identifier) or await self._hub(
-            identifier.device_key, identifier.context
-        )
+        key = identifier.device_key
+        return self._hubs.get(key) or await self._hub(key, identifier.context)
 
     async def hub_of(self, device: str) -> DeviceHub:
         """Return the hub of a device by name. Open it if needed.
