@@ -83,7 +83,7 @@ class ConnectionInfo(anyio.TypedAttributeSet):
     private_data: bytes = anyio.typed_attribute()
 
 
-Handshake = Callable[[bytes], Awaitable[bytes]]
+Establish = Callable[[bytes], Awaitable[bytes]]
 """Connects or accepts with this side's private data, and returns the peer's. If it fails, it closes
 the endpoint."""
 
@@ -112,11 +112,11 @@ class Connection(Posting, ObjectStream[bytes]):
     def __init__(
         self,
         endpoint: Endpoint,
-        handshake: Handshake | None = None,
+        establish: Establish | None = None,
         carrier: tuple[int, str] = IN_ACCEPT,
     ) -> None:
         self._endpoint = endpoint
-        self._handshake = handshake
+        self._establishes = establish
         self._carrier = carrier
         self._staging = Staging(endpoint)
         self._port = endpoint.work.port
@@ -163,7 +163,7 @@ class Connection(Posting, ObjectStream[bytes]):
         self._endpoint.require_own_loop()
         if self._endpoint.state is ConnectionState.CLOSED:
             raise ClosedError(f"{self._endpoint.name} is closed")
-        if self._handshake is None:
+        if self._establishes is None:
             raise ValueError(
                 f"establish: {self!r} was not prepared, or was established before; only "
                 "ConnectionRequest.prepare() and aiordma.prepare_connection() leave that to you"
@@ -171,8 +171,8 @@ class Connection(Posting, ObjectStream[bytes]):
         await self._establish(check_private_data(private_data, *self._carrier, "establish"))
 
     async def _establish(self, private_data: bytes) -> None:
-        assert self._handshake is not None
-        pending, self._handshake = self._handshake(private_data), None
+        assert self._establishes is not None
+        pending, self._establishes = self._establishes(private_data), None
         self._begun = False  # a handshake that fails closes the endpoint, on siw in the background
         self.private_data = await pending
         self._begun = True

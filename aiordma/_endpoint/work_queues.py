@@ -31,7 +31,7 @@ from aiordma.verbs import MemoryWindow, ProtectionDomain, SendWork
 from aiordma.verbs.memory import MemorySlice
 from aiordma.verbs.send_work import pack_chain
 
-__all__ = ("Owner", "ReceiveQueue", "SendQueue", "Work", "WorkQueue")
+__all__ = ("QueueOwner", "ReceiveQueue", "SendQueue", "Work", "WorkQueue")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -40,7 +40,7 @@ LONG_WAIT = 5.0
 _SIGNALED = int(SendFlag.SIGNALED)
 
 
-class Owner(RequestOwner, Protocol):
+class QueueOwner(RequestOwner, Protocol):
     """The endpoint that has the two queues."""
 
     hub: DeviceHub
@@ -73,7 +73,7 @@ class WorkQueue:
         depth: the largest number of requests in flight.
     """
 
-    def __init__(self, owner: Owner, requests: OpenRequests, depth: int) -> None:
+    def __init__(self, owner: QueueOwner, requests: OpenRequests, depth: int) -> None:
         self._owner = owner
         self._requests = requests
         self.slots: Credits = Credits(owner.loop, depth)
@@ -333,7 +333,9 @@ class Work:
 
     __slots__ = ("failed_sends", "port", "receives", "requests", "sends", "unretrieved")
 
-    def __init__(self, owner: Owner, options: ConnectionOptions, domain: ProtectionDomain) -> None:
+    def __init__(
+        self, owner: QueueOwner, options: ConnectionOptions, domain: ProtectionDomain
+    ) -> None:
         self.requests: OpenRequests = OpenRequests()
         """The requests that have not completed."""
         self.sends: SendQueue = SendQueue(owner, self.requests, options.max_send_wr)
