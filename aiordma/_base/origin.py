@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 __all__ = ("Place", "origin", "unclosed_since", "warn_unclosed", "with_origin")
 
-_BETWEEN = ("aiordma", "contextlib")  # contextlib: the AsyncExitStack of a program
 _LOOPS = ("anyio", "asyncio", "trio", "uvloop")
+_BETWEEN = ("aiordma", "contextlib", *_LOOPS)  # contextlib: the AsyncExitStack of a program
 
 _numbers = itertools.count()
 _watches: list[tuple[int, list[str]]] = []
@@ -34,7 +34,7 @@ def origin() -> Place:
     frame = sys._getframe(1)
     while True:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in _BETWEEN + _LOOPS:
+        if package not in _BETWEEN:
             return Place(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         if package in _LOOPS or frame.f_back is None:
             return Place("")

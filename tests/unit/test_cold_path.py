@@ -6,8 +6,8 @@ from tests.unit.child import run_child
 
 pytestmark = pytest.mark.natively
 
-MOST_CALLS = 900
-"""Calls of Python functions of one connection's life; asyncio's and anyio's own are a third."""
+MOST_CALLS = 770
+"""Calls of Python functions of one connection's life; asyncio's and anyio's own are a quarter."""
 
 LIFE = """
 import asyncio, sys, threading
