@@ -423,7 +423,7 @@ class Attempt:
             raise
 
     async def _until(self, goal: ConnectionState, reactor: Reactor, handshake: Handshake) -> None:
-        reactor.poll_events()  # the event may be there already
+        reactor.poll_events(handshake)  # its event may be there already
         while handshake.state is not goal:
             if handshake.state is _S.BROKEN:
                 raise failed_event(f"connect to {self.target}", handshake.event)

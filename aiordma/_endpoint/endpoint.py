@@ -605,7 +605,7 @@ class Endpoint:
             TimeoutError: the handshake's time limit is over.
         """
         handshake = self.handshake
-        self.reactor.poll_events()  # its events may be there already
+        self.reactor.poll_events(handshake)  # its event may be there already
         while handshake.state in IN_PROGRESS:
             await handshake.change(limit)
         return handshake.was_established

@@ -23,6 +23,7 @@ import anyio
 from aiordma._base.errors import EventLoopError, VerbsCallError
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider
+from aiordma._base.states import ConnectionState
 from aiordma._base.system import system
 from aiordma._loop.event_loop import EventLoop, current_event_loop, require_here, running_loop
 from aiordma._loop.threads import ACCEPTS, DESTROYS, Once, in_thread, start_destroy
@@ -83,6 +84,12 @@ class Closable(Protocol):
     @property
     def hub(self) -> DeviceHub | None:
         """That of its device; None: it needs none."""
+
+
+class HasState(Protocol):
+    """A handshake."""
+
+    state: ConnectionState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,16 +173,20 @@ class Reactor:
         """Deliver no more events of an identifier. Call this before destroying it."""
         self._handlers.pop(identifier.key, None)
 
-    def poll_events(self) -> bool:
+    def poll_events(self, handshake: HasState | None = None) -> bool:
         """Deliver the pending CM events, and return whether all were delivered. During destroying
-        calls, no event is taken, nor in a forked child: the events are the parent's."""
+        calls, no event is taken, nor in a forked child: the events are the parent's.
+
+        Args:
+            handshake: deliver no more events once its state has changed; None: all.
+        """
         if self.ended or self._destroying or self._process != here.pid:
             return False
         if not self._taking:
             self._taken = 0
         self._taking += 1
         try:
-            all_taken = self._take_events()
+            all_taken = self._take_events(handshake)
         finally:
             self._taking -= 1
         if self._taking:
@@ -192,8 +203,8 @@ class Reactor:
             self._start_destroys()
         return all_taken
 
-    def _take_events(self) -> bool:
-        take = self.channel._take
+    def _take_events(self, handshake: HasState | None) -> bool:
+        take, before = self.channel._take, handshake and handshake.state
         try:
             while (event := take()) is not None:
                 self._taken += 1
@@ -203,7 +214,8 @@ class Reactor:
                 elif event.new_key:
                     # Its listener was closed: destroying the new identifier rejects the request.
                     self.drop(Identifier(self.channel, key=event.new_key))
-                if self.ended or self._taken == EVENTS_AT_ONCE:
+                has_changed = handshake is not None and handshake.state is not before
+                if self.ended or self._taken == EVENTS_AT_ONCE or has_changed:
                     return False  # further events make the channel readable again
         except VerbsCallError as error:
             # The failed event was consumed, and its identifier gets another event. Further events
