@@ -140,8 +140,8 @@ def test_opening_a_device_says_that_there_is_none() -> None:
     assert COMMAND in str(caught.value)
 
 
-def test_the_built_in_device_is_the_only_name() -> None:
-    assert aiordma.verbs.Device.names() == ["software"]
+def test_the_built_in_devices_are_the_only_names() -> None:
+    assert aiordma.verbs.Device.names() == ["software", "software_roce"]
 
 
 def test_an_event_channel_is_no_device_and_leaves_none() -> None:

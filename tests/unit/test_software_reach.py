@@ -227,7 +227,6 @@ async def is_unbindable(server: Connection, *arguments: Any, **how: Any) -> bool
         (LOCAL | BIND, READ, {"length": 2**64 - 8}),
         (LOCAL | BIND, READ, {"length": 0}),
         (LOCAL | BIND, READ, {"flip": 1 << 8}),
-        (LOCAL | BIND, READ | LOCAL, {}),
         (BIND, READ | WRITE, {}),
         (BIND, ATOMIC, {}),
     ],
@@ -242,6 +241,17 @@ async def test_what_makes_no_sense_is_not_bound(
             aiordma.verbs.MemoryWindow(domain) as window,
         ):
             assert await is_unbindable(server, window, region, access, **how)
+
+
+async def test_local_write_of_a_window_is_taken_as_by_other_devices() -> None:
+    """pyverbs' tests bind with it."""
+    async with connected() as (_, server):
+        domain = server.protection_domain
+        with (
+            aiordma.MemoryRegion(domain, bytearray(BYTES), LOCAL | BIND) as region,
+            aiordma.verbs.MemoryWindow(domain) as window,
+        ):
+            assert not await is_unbindable(server, window, region, READ | LOCAL)
 
 
 async def test_a_window_is_bound_to_its_own_domain_only() -> None:
