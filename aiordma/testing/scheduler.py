@@ -4,7 +4,6 @@ import asyncio
 import heapq
 import itertools
 import os
-import random
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -81,8 +80,7 @@ class Scheduler:
         failures: errors that reached a loop's exception handler, and of ownership.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.random: random.Random = random.Random(seed)
+    def __init__(self) -> None:
         self.now: int = 1
         self.names: list[str] = []
         self.loops: dict[int, SimulatedLoop] = {}
@@ -178,7 +176,10 @@ class Scheduler:
         most = self._most_turns()
         if ready and (self._turns < most or (self._turns < 100 * most and self._next() == NEVER)):
             self._turns += 1
-            loop = self.random.choice(ready)
+            chosen = len(ready) > 1 and lib.aiordma_simulated_choose(
+                lib.AIORDMA_SIMULATED_TURN, len(ready)
+            )
+            loop = ready[chosen]
             self._awake.remove(loop)
             loop.is_awake = False
             self.enter(loop)

@@ -17,12 +17,12 @@ import random
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
-from aiordma._base.arguments import whole_number
 from aiordma._base.errors import check_positive_errno
 from aiordma._base.provider import software
 from aiordma._base.socket_address import pack_address
 from aiordma._loop.private import running_asyncio_loop
 from aiordma._native import ffi, lib
+from aiordma.testing.choices import Choices, ScenarioRandom, shorten
 from aiordma.testing.scheduler import OwnershipError, Scheduler, SimulationError
 from aiordma.testing.simulated_loop import NO_HOST, SECOND, SimulatedLoop
 
@@ -233,7 +233,7 @@ class Simulation:
         self._outcomes: _Outcomes = []
         self._hosts: list[Host] = []
         self.seed = seed
-        self.random: random.Random = scheduler.random
+        self.random: random.Random = ScenarioRandom()
 
     @property
     def now(self) -> float:
@@ -359,7 +359,7 @@ class Simulation:
 def simulate(
     scenario: Callable[[Simulation], Coroutine[Any, Any, Result]],
     *,
-    seed: int = 0,
+    seed: int | str = 0,
     limit: float = 86400.0,
     any_order: bool = True,
 ) -> Result:
@@ -371,7 +371,7 @@ def simulate(
     Args:
         scenario: called with the simulation.
         seed: a number that decides what asyncio and the network leave open. The same seed gives
-            the same run.
+            the same run. Or the text of a shortened run: what its failure shows.
         limit: seconds of virtual time.
         any_order: whether the bytes of a WRITE can become visible in any order, as on a device.
 
@@ -381,6 +381,7 @@ def simulate(
     Raises:
         SimulationError: nothing will ever happen again, or the limit is reached.
         RuntimeError: an event loop runs in this thread.
+        ValueError: the seed is neither a number nor the text of a shortened run.
         Exception: of the scenario, or of a host's task that nobody awaits; its notes have the seed
             and the last events.
     """
@@ -388,17 +389,27 @@ def simulate(
         raise RuntimeError(
             "simulate() runs event loops of its own: call it outside of one, from a plain function"
         )
-    whole_number(seed, "seed", 0, (1 << 64) - 1)
+    return _simulate(scenario, Choices(seed), limit, any_order)
+
+
+def _simulate(
+    scenario: Callable[[Simulation], Coroutine[Any, Any, Result]],
+    choices: Choices,
+    limit: float,
+    any_order: bool = True,
+) -> Result:
     software()
-    scheduler = Scheduler(seed)
-    error = lib.aiordma_simulation_begin(seed, any_order, scheduler.posted)
+    scheduler = Scheduler()
+    kept = choices.for_c()
+    error = lib.aiordma_simulation_begin(choices.seed, any_order, scheduler.posted, *kept)
     check_positive_errno(error, "aiordma_simulation_begin")
     scheduler.begin()
     own = SimulatedLoop(scheduler, NO_HOST, "the scenario")
     try:
-        return _run(scheduler, own, scenario, Simulation(scheduler, seed), limit)
+        return _run(scheduler, own, scenario, Simulation(scheduler, choices.seed), limit)
     except BaseException as error:
-        _explain(error, scheduler, seed)
+        choices.ran(scheduler.now / SECOND)
+        _explain(error, scheduler, choices)
         raise
     finally:
         scheduler.close(own)
@@ -425,19 +436,32 @@ def _run(
     return main.result()
 
 
-def _explain(error: BaseException, scheduler: Scheduler, seed: int) -> None:
+def _explain(error: BaseException, scheduler: Scheduler, choices: Choices) -> None:
     last = list(scheduler.trace)[-SHOWN_EVENTS:]
     error.add_note(
-        f"in a simulation with seed {seed}, after {scheduler.now / SECOND:.6f} s. The last events "
-        "(seconds, who, what):\n  " + "\n  ".join(last)
+        f"in a simulation with seed {choices}, after {scheduler.now / SECOND:.6f} s. The last "
+        "events (seconds, who, what):\n  " + "\n  ".join(last)
     )
 
 
-def _only_seed() -> list[int]:
-    text = os.environ.get(SEED, "")
-    if text and not (text.isascii() and text.isdecimal()):
-        raise ValueError(f"{SEED}={text!r}: give the seed of one run, a whole number")
-    return [int(text)] if text else []
+def _run_seeds(
+    scenario: Callable[[Simulation], Coroutine[Any, Any, None]], seeds: int, limit: float
+) -> None:
+    if only := os.environ.get(SEED, ""):
+        try:
+            choices = Choices(only)
+        except ValueError as error:
+            raise ValueError(f"{SEED}={error}") from None
+        _simulate(scenario, choices, limit)
+        return
+    for seed in range(seeds):
+        choices = Choices(seed)
+        try:
+            _simulate(scenario, choices, limit)
+        except Exception as error:
+            raise shorten(
+                choices, error, lambda tried, most: _simulate(scenario, tried, min(limit, most))
+            ) from None
 
 
 def simulated(
@@ -446,23 +470,24 @@ def simulated(
     """Decorate a test: a coroutine function that gets a `Simulation` first, and runs once for each
     of the seeds 0, 1, ... The environment variable AIORDMA_SEED names a single one instead.
 
+    A run that fails is shortened: some of what its seed decides is replaced by the default (no
+    packet late or lost, turns in order) while it still fails at the same line, in at most 200 runs
+    and about 10 s. The test raises the error of the shortest one; its notes say how to run it
+    again.
+
     Args:
         seeds: how many.
         limit: seconds of virtual time of each run.
 
     Raises:
-        ValueError: by the decorated test: AIORDMA_SEED is no whole number.
+        ValueError: by the decorated test: AIORDMA_SEED is neither a whole number nor the text of a
+            shortened run.
     """
 
     def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
         @functools.wraps(test)
         def run(*arguments: Any, **options: Any) -> None:
-            for seed in _only_seed() or range(seeds):
-                simulate(
-                    lambda simulation: test(simulation, *arguments, **options),
-                    seed=seed,
-                    limit=limit,
-                )
+            _run_seeds(lambda simulation: test(simulation, *arguments, **options), seeds, limit)
 
         signature = inspect.signature(test)
         _, *others = signature.parameters.values()

@@ -38,12 +38,35 @@ struct aiordma_simulated_event {
     uint32_t qp_num;
 };
 
+/* What the seed decides. The choices of a kind are numbered; the default of each is 0. */
+enum aiordma_simulated_choice {
+    AIORDMA_SIMULATED_TURN,     /* which of the loops that have something to do is next */
+    AIORDMA_SIMULATED_READY,    /* the order of descriptors that are ready */
+    AIORDMA_SIMULATED_DELAY,    /* of a packet: jitter */
+    AIORDMA_SIMULATED_LOSS,     /* of a packet */
+    AIORDMA_SIMULATED_PLACING,  /* the order of a WRITE's bytes */
+    AIORDMA_SIMULATED_SCENARIO, /* the scenario's own random numbers */
+    AIORDMA_SIMULATED_CHOICES,
+};
+
+/* Choices that the seed makes. All others have the default. */
+struct aiordma_simulated_range {
+    uint64_t first, end;
+    int kind;
+};
+
 /*
  * Returns 0, or EBUSY: one runs already. scrambles: a WRITE's bytes are placed in any order. posted:
- * called when a request is posted; can be NULL.
+ * called when a request is posted; can be NULL. kept: the choices that the seed makes, in their
+ * order; they stay in memory until the end. NULL: all.
  */
 int aiordma_simulation_begin(uint64_t seed, int scrambles,
-                             void (*posted)(uint64_t wr_id, uint32_t qp_num));
+                             void (*posted)(uint64_t wr_id, uint32_t qp_num),
+                             const struct aiordma_simulated_range *kept, int kept_count);
+/* Make a choice: 0 to count - 1. */
+uint64_t aiordma_simulated_choose(int kind, uint64_t count);
+/* How many choices of this kind were made. */
+uint64_t aiordma_simulated_choices(int kind);
 void aiordma_simulation_end(void);
 
 /* Return the number of a new host, which is up; -ENOMEM. */

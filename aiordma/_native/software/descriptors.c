@@ -405,7 +405,7 @@ int sw_sim_epoll_ctl(int epoll_fd, int operation, int fd, struct epoll_event *ev
 static void shuffle(struct epoll_event *events, int count)
 {
     for (int i = count - 1; i > 0; i--) {
-        int other = (int)(sw_network_random() % (uint64_t)(i + 1));
+        int other = i - (int)sw_choose(AIORDMA_SIMULATED_READY, (uint64_t)i + 1);
         struct epoll_event kept = events[i];
         events[i] = events[other];
         events[other] = kept;

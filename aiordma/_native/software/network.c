@@ -12,18 +12,58 @@ struct sw_network sw_network;
 
 /* -- random numbers, and the trace --------------------------------------------------------- */
 
-uint64_t sw_network_random(void)
+static uint64_t next_random(uint64_t *state) /* SplitMix64 */
 {
-    uint64_t z = sw_network.random += 0x9e3779b97f4a7c15u; /* SplitMix64 */
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
 
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return z ^ z >> 31;
 }
 
-double sw_chance(void)
+uint64_t sw_network_random(void)
 {
-    return (double)(sw_network_random() >> 11) / 9007199254740992.0;
+    return next_random(&sw_network.random);
+}
+
+void sw_choose_by(uint64_t seed, const struct aiordma_simulated_range *kept, int kept_count)
+{
+    sw_network.random = seed;
+    for (int i = 0; i < AIORDMA_SIMULATED_CHOICES; i++) {
+        struct sw_choices *choices = &sw_network.choices[i];
+        choices->random = sw_network_random();
+        choices->kept_count = kept_count < 0 ? -1 : 0;
+        for (int j = 0; j < kept_count; j++)
+            if (kept[j].kind == i && !choices->kept_count++)
+                choices->kept = &kept[j];
+    }
+}
+
+static int is_kept(struct sw_choices *choices)
+{
+    const uint64_t number = choices->made++;
+
+    while (choices->kept_count > 0 && choices->kept->end <= number) {
+        choices->kept++;
+        choices->kept_count--;
+    }
+    return choices->kept_count < 0 || (choices->kept_count && choices->kept->first <= number);
+}
+
+uint64_t sw_choose(enum aiordma_simulated_choice kind, uint64_t count)
+{
+    struct sw_choices *choices = &sw_network.choices[kind];
+    const uint64_t random = next_random(&choices->random); /* kept or not: the next one's stays */
+
+    return is_kept(choices) ? random % count : 0;
+}
+
+int sw_is_lost(const struct aiordma_simulated_link *link)
+{
+    const uint64_t parts = 1u << 30;
+
+    return link->loss > 0 && (double)(parts - 1 - sw_choose(AIORDMA_SIMULATED_LOSS, parts)) <
+                                 link->loss * (double)parts;
 }
 
 void sw_trace(const struct sw_host *from, const struct sw_host *to,
@@ -213,7 +253,8 @@ const struct aiordma_simulated_link *sw_link_to(const struct sw_host *from,
 
 uint64_t sw_latency(const struct aiordma_simulated_link *link)
 {
-    return link->latency + (link->jitter ? sw_network_random() % (link->jitter + 1) : 0);
+    return link->latency +
+           (link->jitter ? sw_choose(AIORDMA_SIMULATED_DELAY, link->jitter + 1) : 0);
 }
 
 /* Whether something can go this way now. */

@@ -30,9 +30,17 @@ struct sw_host {
     char *state;                /* of the device; NULL: it is the one that runs */
 };
 
+/* Choices of one kind. */
+struct sw_choices {
+    uint64_t random, made;
+    const struct aiordma_simulated_range *kept; /* the first that is not over */
+    int kept_count;                             /* of those that follow; -1: all choices are kept */
+};
+
 struct sw_network {
-    uint64_t now; /* nanoseconds; set by sw_network_advance */
-    uint64_t random;
+    uint64_t now;    /* nanoseconds; set by sw_network_advance */
+    uint64_t random; /* of what is no choice: keys and numbers */
+    struct sw_choices choices[AIORDMA_SIMULATED_CHOICES];
     struct sw_timers timers;
     struct aiordma_simulated_link link; /* between any two hosts that have no other */
     struct sw_host **hosts;
@@ -47,6 +55,10 @@ struct sw_network {
 extern struct sw_network sw_network;
 
 uint64_t sw_network_random(void);
+/* What the seed decides; see simulation.h. kept_count -1: it makes all choices. */
+void sw_choose_by(uint64_t seed, const struct aiordma_simulated_range *kept, int kept_count);
+uint64_t sw_choose(enum aiordma_simulated_choice kind, uint64_t count);
+int sw_is_lost(const struct aiordma_simulated_link *link);
 struct sw_host *sw_network_host(void);
 struct aiordma_simulated_link *sw_network_path(struct sw_host *from, const struct sw_host *to);
 /* Deliver what is due by this time. */
@@ -55,7 +67,6 @@ void sw_network_advance(uint64_t now);
 /* Note what arrived, or was lost. */
 void sw_trace(const struct sw_host *from, const struct sw_host *to,
               enum aiordma_simulated_kind kind, uint32_t size);
-double sw_chance(void); /* 0 to 1 */
 
 /* Call a timer's function at this time, or never. */
 void sw_call_at(struct sw_timer *timer, uint64_t time, void (*expired)(struct sw_timer *));

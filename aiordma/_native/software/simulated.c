@@ -185,9 +185,10 @@ static void sim_random(void *to, size_t size)
 
 static uint32_t sim_late(uint32_t size)
 {
-    if (size < 2 || !sw_network.scrambles || sw_network_random() & 1)
+    if (size < 2 || !sw_network.scrambles)
         return 0;
-    return 1 + (uint32_t)(sw_network_random() % (size - 1));
+    const uint32_t chosen = (uint32_t)sw_choose(AIORDMA_SIMULATED_PLACING, 2 * (uint64_t)size - 2);
+    return chosen < size - 1 ? 0 : chosen - (size - 2); /* half of them are placed in order */
 }
 
 static void sim_posted(uint64_t wr_id, uint32_t qp_num)

@@ -63,7 +63,7 @@ static uint64_t arrival(struct sw_object *object, uint32_t size)
         begins += (uint64_t)((double)size * 1e9 / (double)link->bandwidth);
     object->path_is_free = begins;
     uint64_t due = begins + sw_latency(link);
-    for (uint32_t i = 0; link->loss > 0 && i < MOST_ATTEMPTS && sw_chance() < link->loss; i++) {
+    for (uint32_t i = 0; i < MOST_ATTEMPTS && sw_is_lost(link); i++) {
         sw_trace(object->host, object->peer_host, AIORDMA_SIMULATED_LOST, size);
         due += again_after(i, AGAIN_MILLISECONDS, MOST_AGAIN_MILLISECONDS);
     }

@@ -94,7 +94,7 @@ ssize_t sw_sim_send_datagram(struct sw_object *object, const struct msghdr *mess
         size += message->msg_iov[i].iov_len;
     struct sw_host *host = sw_host_at(object->host, sw_as_address(&to));
     const struct aiordma_simulated_link *link = host ? sw_link_to(object->host, host) : NULL;
-    if (!host || (link->loss > 0 && sw_chance() < link->loss)) {
+    if (!host || sw_is_lost(link)) {
         sw_trace(object->host, host, AIORDMA_SIMULATED_LOST, (uint32_t)size);
         return (ssize_t)size;
     }

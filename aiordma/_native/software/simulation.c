@@ -77,7 +77,8 @@ static void forget(struct sw_host *host)
     put_in_place(NULL);
 }
 
-int aiordma_simulation_begin(uint64_t seed, int scrambles, void (*posted)(uint64_t, uint32_t))
+int aiordma_simulation_begin(uint64_t seed, int scrambles, void (*posted)(uint64_t, uint32_t),
+                             const struct aiordma_simulated_range *kept, int kept_count)
 {
     if (sw_system->is_simulated)
         return EBUSY;
@@ -89,7 +90,7 @@ int aiordma_simulation_begin(uint64_t seed, int scrambles, void (*posted)(uint64
     counts_outside = sw_device.counts;
     in_place = NULL;
     sw_system = &sw_simulated_system;
-    sw_network.random = seed;
+    sw_choose_by(seed, kept, kept ? kept_count : -1);
     sw_network.scrambles = scrambles;
     sw_network.posted = posted;
     sw_network.now = 1;
@@ -112,6 +113,16 @@ void aiordma_simulation_end(void)
     sw_forget_random();
     sw_system = &sw_operating_system;
     sw_unlock();
+}
+
+uint64_t aiordma_simulated_choose(int kind, uint64_t count)
+{
+    return sw_choose((enum aiordma_simulated_choice)kind, count);
+}
+
+uint64_t aiordma_simulated_choices(int kind)
+{
+    return sw_network.choices[kind].made;
 }
 
 int aiordma_simulated_host(void)
