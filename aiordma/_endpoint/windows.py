@@ -46,6 +46,7 @@ class BoundWindow(WindowBase):
 
         Raises:
             ValueError: the window is not bound.
+            RdmaError: the connection has ended, and its windows with it.
         """
         memory = self._require_bound()
         return RemoteMemory(memory.address, memory.length, self.rkey)
@@ -55,9 +56,11 @@ class BoundWindow(WindowBase):
 
         Raises:
             ValueError: the window is not bound.
+            RdmaError: nor can it be: the connection has ended.
         """
         memory: MemorySlice | None = self._memory
         if memory is None:
+            self._endpoint.require_usable()
             raise ValueError(f"{self!r}: bind it first")
         return memory
 
