@@ -9,10 +9,12 @@ import numpy as np
 
 import aiordma
 
-__all__ = ("EDGE", "Arena", "Cell")
+__all__ = ("EDGE", "POISON", "Arena", "Cell")
 
 EDGE = 64
+POISON = b"\xdb"
 _CANARY = bytes((7 * place + 13) % 256 for place in range(EDGE))
+_PATTERN = bytes(range(251)) * 300
 _ACCESS = (
     aiordma.Access.LOCAL_WRITE
     | aiordma.Access.REMOTE_READ
@@ -32,6 +34,8 @@ class Cell:
         self.contents = arena.buffer[start : start + size]
         self.future: bytes | None = None
         self.is_lent = False
+        self.poisoned = 0
+        """In a simulation, how many bytes a READ may have poisoned: it owns them until its end."""
         self.is_offered = False
         """Whether the peer gets access by a grant or a window, and only by that."""
         self.readers = 0
@@ -58,9 +62,10 @@ class Cell:
         """What is in memory."""
         return bytes(self.arena.buffer[self._start : self._start + self.size])
 
-    def begin(self, future: bytes) -> None:
+    def begin(self, future: bytes, poisoned: int = 0) -> None:
         """Expect a change of the first bytes to these, at some time."""
         assert self.is_free, "the test uses a cell twice"
+        self.poisoned = poisoned
         self.future = future + bytes(self.contents[len(future) :])
 
     def finish(self) -> None:
@@ -78,7 +83,10 @@ class Cell:
         """The change has come about, or never comes."""
         assert self.future is not None
         now = self.bytes_now
-        assert now in (bytes(self.contents), self.future), "an operation has been half carried out"
+        poisoned = POISON * self.poisoned + bytes(self.contents[self.poisoned :])
+        assert now in (bytes(self.contents), self.future, poisoned), (
+            "an operation has been half carried out"
+        )
         self.contents, self.future = bytearray(now), None
 
     def check(self) -> None:
@@ -92,7 +100,9 @@ class Cell:
         bytes_, old, new = (
             np.frombuffer(each, np.uint8) for each in (now, bytes(self.contents), self.future)
         )
-        assert bool(((bytes_ == old) | (bytes_ == new)).all()), f"{self} has bytes of no operation"
+        fits = (bytes_ == old) | (bytes_ == new)
+        fits[: self.poisoned] |= bytes_[: self.poisoned] == POISON[0]
+        assert bool(fits.all()), f"{self} has bytes of no operation"
 
     def __repr__(self) -> str:
         return f"<cell of {self.size} bytes at {self._start} of {self.arena.name}>"
@@ -108,7 +118,7 @@ class Arena:
         for number, size in enumerate(sizes):
             self.buffer += _CANARY
             starts.append(len(self.buffer))
-            self.buffer += bytes((number + place) % 251 for place in range(size))
+            self.buffer += _PATTERN[number : number + size]
         self.buffer += _CANARY
         self.cells = [Cell(self, start, size) for start, size in zip(starts, sizes, strict=True)]
         has_windows = connection.context.query().max_mw > 0

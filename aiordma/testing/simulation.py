@@ -14,7 +14,8 @@ import itertools
 import math
 import os
 import random
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from aiordma._base.errors import check_positive_errno
@@ -26,7 +27,15 @@ from aiordma.testing.choices import Choices, ScenarioRandom, shorten
 from aiordma.testing.scheduler import OwnershipError, Scheduler, SimulationError
 from aiordma.testing.simulated_loop import NO_HOST, SECOND, SimulatedLoop
 
-__all__ = ("Host", "OwnershipError", "Simulation", "SimulationError", "simulate", "simulated")
+__all__ = (
+    "Host",
+    "OwnershipError",
+    "Simulation",
+    "SimulationError",
+    "opened",
+    "simulate",
+    "simulated",
+)
 
 Result = TypeVar("Result")
 
@@ -398,6 +407,13 @@ def _simulate(
     limit: float,
     any_order: bool = True,
 ) -> Result:
+    with opened(choices, any_order) as (scheduler, own):
+        return _run(scheduler, own, scenario, Simulation(scheduler, choices.seed), limit)
+
+
+@contextmanager
+def opened(choices: Choices, any_order: bool = True) -> Iterator[tuple[Scheduler, SimulatedLoop]]:
+    """Begin a simulation, and end it. Errors get notes."""
     software()
     scheduler = Scheduler()
     kept = choices.for_c()
@@ -406,7 +422,7 @@ def _simulate(
     scheduler.begin()
     own = SimulatedLoop(scheduler, NO_HOST, "the scenario")
     try:
-        return _run(scheduler, own, scenario, Simulation(scheduler, choices.seed), limit)
+        yield scheduler, own
     except BaseException as error:
         choices.ran(scheduler.now / SECOND)
         _explain(error, scheduler, choices)

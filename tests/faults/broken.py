@@ -1,5 +1,5 @@
-"""Runs the state machine against a library that is broken on purpose, and prints what it finds:
-`python -m tests.faults.broken NAME`."""
+"""Runs a state machine against a library that is broken on purpose, and prints what it finds:
+`python -m tests.faults.broken NAME`, or `... NAME simulated`."""
 
 import os
 import sys
@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from aiordma import Chain, Connection, Grant, WorkRequest
-from tests.faults.machine import Machine
+from tests.faults.machine import Machine, unwatched_objects
 from tests.internals import Teardown, endpoint
+from tests.simulation.hosts import SimulatedMachine
 
 EXAMPLES = 200
 SEEDS = {
@@ -91,9 +92,9 @@ class FirstFailure(list[Exception]):
         os._exit(0)
 
 
-def main() -> None:
+def main(name: str, is_simulated: bool = False) -> None:
     """Break the library, run, and print the first failure."""
-    BROKEN[sys.argv[1]]()
+    BROKEN[name]()
     Machine.failures = FirstFailure()
     run = settings(
         max_examples=EXAMPLES,
@@ -103,9 +104,13 @@ def main() -> None:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(seed(SEEDS[sys.argv[1]])(Machine), settings=run)
+    with unwatched_objects():
+        if is_simulated:
+            run_state_machine_as_test(seed(0)(SimulatedMachine), settings=run)
+        else:
+            run_state_machine_as_test(seed(SEEDS[name])(Machine), settings=run)
     print("nothing was found")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], "simulated" in sys.argv[2:])

@@ -3,6 +3,9 @@
 Each rule does one thing in an event loop that stands still between the rules, so a rule meets
 requests, tasks and closes in every stage. The rules draw only numbers, and choose from what there
 is by them, so that a run can be repeated although the device has its own pace.
+
+Here both sides of each pair are on one event loop. tests/simulation/hosts.py has them on simulated
+hosts.
 """
 
 import asyncio
@@ -11,9 +14,10 @@ import functools
 import gc
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -26,12 +30,22 @@ from tests.connections import connect_to
 from tests.faults.model import PERMITTED, End, Pair
 from tests.internals import BufferPool, Lease, close_unused_reactors, fail, is_closed, pool_of
 
-__all__ = ("PATIENCE", "Machine")
+__all__ = (
+    "CLIENT",
+    "PATIENCE",
+    "SERVER",
+    "SIDES",
+    "Machine",
+    "Place",
+    "action",
+    "unwatched_objects",
+)
 
 PATIENCE = float(os.environ.get("AIORDMA_PATIENCE", 20))
 """Seconds in which everything ends that has to."""
 MOST_PAIRS = 3
 HOST = "127.0.0.1"
+CLIENT, SERVER = SIDES = 0, 1
 OPTIONS = [
     ConnectionOptions(),
     ConnectionOptions(max_send_wr=1, receive_buffers=1, receive_size=256),
@@ -67,6 +81,27 @@ sizes = st.sampled_from([1, 30, 64, 200, 256, 600])
 kinds = st.sampled_from(["send", "send cell", "write", "write", "read"])
 
 
+async def _awaited(opening: Awaitable[Result]) -> Result:
+    return await opening
+
+
+async def _cancel_all() -> None:
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+@contextmanager
+def unwatched_objects() -> Iterator[None]:
+    """Let the garbage collector look only at objects that are made from now on: a collection takes
+    a hundredth of the time."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 @functools.cache
 def _open_what_stays() -> None:
     """Use the device once: the connection manager keeps its context for the process."""
@@ -80,6 +115,79 @@ def _open_what_stays() -> None:
     gc.collect()
 
 
+class Place(Protocol):
+    """Where the machine runs.
+
+    Attributes:
+        address: of the server's side.
+        reported: what reached an event loop's exception handler.
+    """
+
+    address: str
+    is_simulated: bool
+    reported: list[Any]
+
+    def now(self) -> float:
+        """Return the time, in seconds."""
+
+    def start(self, coroutine: Coroutine[Any, Any, Result], side: int) -> "asyncio.Task[Result]":
+        """Start a task of the client's side (0) or of the server's (1)."""
+
+    def finish(self, task: "asyncio.Task[Result]") -> Result:
+        """Run until the task has ended."""
+
+    def call(self, function: Callable[[], Result], side: int) -> Result:
+        """Call a function in the running event loop of a side."""
+
+    def close(self) -> None:
+        """End the event loops."""
+
+    def left(self) -> dict[str, int]:
+        """Return the objects of the device that are left, by their kinds."""
+
+
+class OneLoop:
+    """Both sides on one event loop, with the device's own pace."""
+
+    address = HOST
+    is_simulated = False
+
+    def __init__(self) -> None:
+        _open_what_stays()
+        self.before = software_objects()
+        self.reported: list[Any] = []
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(lambda _, context: self.reported.append(context))
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def start(self, coroutine: Coroutine[Any, Any, Result], side: int) -> "asyncio.Task[Result]":
+        return self.loop.create_task(coroutine)
+
+    def finish(self, task: "asyncio.Task[Result]") -> Result:
+        return self.loop.run_until_complete(task)
+
+    def call(self, function: Callable[[], Result], side: int) -> Result:
+        async def call() -> Result:
+            return function()
+
+        return self.loop.run_until_complete(call())
+
+    def close(self) -> None:
+        self.loop.close()
+
+    def left(self) -> dict[str, int]:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            now = software_objects()
+            left = {name: now[name] - count for name, count in self.before.items()}
+            if not any(left.values()) or time.monotonic() > deadline:
+                return left
+            gc.collect()
+            time.sleep(0.005)
+
+
 class Machine(RuleBasedStateMachine):
     """See the module."""
 
@@ -88,13 +196,6 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        _open_what_stays()
-        self.before = software_objects()
-        self.loop = asyncio.new_event_loop()
-        self.reported: list[dict[str, Any]] = []
-        self.loop.set_exception_handler(lambda _, context: self.reported.append(context))
-        self.faults = Faults(seed=1)
-        self.faults.__enter__()
         self.are_all_disturbed = False
         self.has_failed = False
         self.history: list[str] = []
@@ -103,9 +204,18 @@ class Machine(RuleBasedStateMachine):
         self.releases: list[asyncio.Event] = []
         self.loose: list[asyncio.Task[Any]] = []
         self.number = 0
-        self.listener = self._run(self._listen())
+        self._begin()
+
+    def _begin(self) -> None:
+        self._begin_at(OneLoop())
+
+    def _begin_at(self, place: Place) -> None:
+        self.place = place
+        self.faults = Faults(seed=1)
+        self.faults.__enter__()
+        self.listener = self._run(self._listen(receive_buffers=2, receive_size=256), SERVER)
         # Keeps the pool of blocks for the whole run.
-        self.anchor = self._run(connect_to(self.listener, HOST))
+        self.anchor = self._connect_both(self.listener, None)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -121,23 +231,22 @@ class Machine(RuleBasedStateMachine):
 
     # -- the loop -------------------------------------------------------------------------------
 
-    async def _listen(self) -> aiordma.Listener:
-        return await aiordma.listen(HOST, 0, receive_buffers=2, receive_size=256)
+    async def _listen(self, **options: Any) -> aiordma.Listener:
+        return await aiordma.listen(self.place.address, 0, **options)
 
-    def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+    def _start(self, coroutine: Coroutine[Any, Any, Result], side: int) -> "asyncio.Task[Result]":
         async def bounded() -> Result:
             async with asyncio.timeout(2 * PATIENCE):
                 return await coroutine
 
-        return self.loop.run_until_complete(bounded())
+        return self.place.start(bounded(), side)
 
-    def _call(self, function: Callable[[], Result]) -> Result:
+    def _run(self, coroutine: Coroutine[Any, Any, Result], side: int) -> Result:
+        return self.place.finish(self._start(coroutine, side))
+
+    def _call(self, function: Callable[[], Result], side: int) -> Result:
         """Call a function in the running loop."""
-
-        async def call() -> Result:
-            return function()
-
-        return self.loop.run_until_complete(call())
+        return self.place.call(function, side)
 
     def _next_number(self) -> int:
         self.number += 1
@@ -170,45 +279,53 @@ class Machine(RuleBasedStateMachine):
         if len(alive) >= MOST_PAIRS:
             return
 
-        async def both() -> list[Any]:
-            async with aiordma.listen(HOST, 0, options=OPTIONS[other]) as listener:
-                accepting = asyncio.ensure_future(listener.accept())
-                ends: list[Any] = []
-                try:
-                    ends.append(await aiordma.connect(HOST, listener.port, options=OPTIONS[one]))
-                    ends.append(await accepting)
-                except PERMITTED:
-                    accepting.cancel()
-                    await asyncio.wait([accepting])
-                    if not accepting.cancelled() and accepting.exception() is None:
-                        ends.append(accepting.result())
-                    for end in ends:
-                        await end.aclose()
-                    raise
-                return ends
-
         try:
-            client, server = self._run(both())
+            listener = self._run(self._listen(options=OPTIONS[other]), SERVER)
+            try:
+                connections = self._connect_both(listener, OPTIONS[one])
+            finally:
+                self._run(listener.aclose(), SERVER)
         except PERMITTED:
             if not self.are_all_disturbed:
                 raise
             return
+        pair = Pair(len(self.pairs), self._next_number, self.place.is_simulated)
         try:
-            pair = self._call(lambda: Pair(len(self.pairs), client, server, self._next_number))
+            for side in SIDES:
+                self._call(partial(pair.add_end, side, connections[side]), side)
         except PERMITTED:
             assert self.are_all_disturbed
-            self._run(client.aclose())
-            self._run(server.aclose())
+            for side in SIDES:
+                self._run(connections[side].aclose(), side)
             return
         pair.is_disturbed = self.are_all_disturbed
         self.pairs.append(pair)
+
+    def _connect_both(
+        self, listener: aiordma.Listener, options: ConnectionOptions | None
+    ) -> list[aiordma.Connection]:
+        """Return a client's connection and the server's."""
+        connecting = aiordma.connect(self.place.address, listener.port, options=options)
+        tasks = [
+            self._start(_awaited(connecting), CLIENT),
+            self._start(_awaited(listener.accept()), SERVER),
+        ]
+        try:
+            return [self.place.finish(each) for each in tasks]
+        except PERMITTED:
+            self._call(tasks[SERVER].cancel, SERVER)
+            for side, task in enumerate(tasks):
+                with suppress(asyncio.CancelledError, *PERMITTED):
+                    connection = self.place.finish(task)
+                    self._run(connection.aclose(), side)
+            raise
 
     @action(steps=st.integers(0, 12))
     def abandon_connect(self, steps: int) -> None:
         """Cancel a connect after so many iterations of the loop."""
 
         async def abandon() -> None:
-            task = asyncio.ensure_future(aiordma.connect(HOST, self.listener.port))
+            task = asyncio.ensure_future(aiordma.connect(self.place.address, self.listener.port))
             for _ in range(steps):
                 await asyncio.sleep(0)
             task.cancel()
@@ -218,12 +335,15 @@ class Machine(RuleBasedStateMachine):
                     await task.result().aclose()
                 elif not isinstance(task.exception(), PERMITTED) or not self.are_all_disturbed:
                     task.result()
-            # The listener still has its request.
+
+        async def accept() -> None:
+            """The listener still has its request."""
             with suppress(TimeoutError, *PERMITTED):
                 async with asyncio.timeout(0.01):
                     await (await self.listener.accept()).aclose()
 
-        self._run(abandon())
+        self._run(abandon(), CLIENT)
+        self._run(accept(), SERVER)
 
     @action(number=numbers)
     def close(self, number: int) -> None:
@@ -231,7 +351,7 @@ class Machine(RuleBasedStateMachine):
         if (end := self._end(number)) is None:
             return
         end.pair.is_disturbed = True
-        self._call(lambda: end.watch_task("aclose", end.connection.aclose()))
+        self._call(lambda: end.watch_task("aclose", end.connection.aclose()), end.side)
 
     @action(number=numbers)
     def lose(self, number: int) -> None:
@@ -239,7 +359,8 @@ class Machine(RuleBasedStateMachine):
         if (end := self._end(number)) is None or number % 3:
             return
         end.pair.is_disturbed = True
-        self._call(lambda: fail(end.connection, aiordma.RdmaError("the test breaks it")))
+        error = aiordma.RdmaError("the test breaks it")
+        self._call(lambda: fail(end.connection, error), end.side)
 
     # -- posting --------------------------------------------------------------------------------
 
@@ -303,7 +424,7 @@ class Machine(RuleBasedStateMachine):
             if watch is not None:
                 watch(True)
 
-        self._call(post)
+        self._call(post, end.side)
 
     @action(
         number=numbers,
@@ -344,7 +465,7 @@ class Machine(RuleBasedStateMachine):
                 watch(posted)
                 end.operations[-1].may_fail = not posted
 
-        self._call(post)
+        self._call(post, end.side)
 
     @action(number=numbers, place=numbers)
     def post_recv(self, number: int, place: int) -> None:
@@ -365,7 +486,7 @@ class Machine(RuleBasedStateMachine):
                 return
             end.watch_receive(found, request)
 
-        self._call(post)
+        self._call(post, end.side)
 
     # -- tasks ----------------------------------------------------------------------------------
 
@@ -395,7 +516,7 @@ class Machine(RuleBasedStateMachine):
                 reading = asyncio.ensure_future(end.connection.read(memory, remote))
                 end.watch_read(theirs, ours, theirs.size, reading)
 
-        self._call(start)
+        self._call(start, end.side)
 
     @action(number=numbers)
     def fetch_add(self, number: int) -> None:
@@ -407,7 +528,7 @@ class Machine(RuleBasedStateMachine):
         def start() -> None:
             end.watch_add(asyncio.ensure_future(end.connection.fetch_add(cell.remote, 1)))
 
-        self._call(start)
+        self._call(start, end.side)
 
     @action(number=numbers, is_view=st.booleans())
     def receive(self, number: int, is_view: bool) -> None:
@@ -423,7 +544,7 @@ class Machine(RuleBasedStateMachine):
             else:
                 found.watch_task("receive", found.receive())
 
-        self._call(start)
+        self._call(start, end.side)
 
     @action(number=numbers, place=numbers, is_window=st.booleans())
     def offer(self, number: int, place: int, is_window: bool) -> None:
@@ -440,7 +561,7 @@ class Machine(RuleBasedStateMachine):
             way = end.offer_window if is_window else end.offer_grant
             end.watch_offer(found, "window" if is_window else "grant", way(found, self._event()))
 
-        self._call(start)
+        self._call(start, end.side)
 
     @action(number=numbers)
     def release(self, number: int) -> None:
@@ -452,7 +573,7 @@ class Machine(RuleBasedStateMachine):
     def write_late(self, number: int) -> None:
         """Write through a grant or window that has ended: this ends the connection."""
         if (end := self._end(number)) is not None:
-            self._call(lambda: self._write_late(end))
+            self._call(lambda: self._write_late(end), end.side)
 
     def _write_late(self, end: End) -> None:
         for remote in end.peer.withdrawn[-1:]:
@@ -464,14 +585,15 @@ class Machine(RuleBasedStateMachine):
     def cancel(self, number: int) -> None:
         """Cancel a task."""
         tasks = [
-            operation.running
+            (operation.running, end.side)
             for pair in self.pairs
             for end in pair.ends
             for operation in end.operations
             if isinstance(operation.running, asyncio.Task)
         ]
         if tasks:
-            tasks[number % len(tasks)].cancel()
+            task, side = tasks[number % len(tasks)]
+            self._call(task.cancel, side)
 
     # -- the loop, memory and faults ------------------------------------------------------------
 
@@ -483,12 +605,12 @@ class Machine(RuleBasedStateMachine):
             for _ in range(steps):
                 await asyncio.sleep(0)
 
-        self._run(steps_())
+        self._run(steps_(), steps % 2)
 
     @action(milliseconds=st.integers(1, 3))
     def rest(self, milliseconds: int) -> None:
         """Let the device work."""
-        self._run(asyncio.sleep(milliseconds / 1000))
+        self._run(asyncio.sleep(milliseconds / 1000), CLIENT)
 
     @action(number=numbers, size=st.sampled_from([256, 256, 512, 1024]))
     def take_blocks(self, number: int, size: int) -> None:
@@ -505,12 +627,12 @@ class Machine(RuleBasedStateMachine):
                     lease.release()
 
         with suppress(*PERMITTED):  # an injected fault: no memory
-            self._call(take)
+            self._call(take, CLIENT)
 
     @action()
     def give_blocks(self) -> None:
         """Give the kept blocks back."""
-        self._call(self._give_blocks)
+        self._call(self._give_blocks, CLIENT)
 
     def _give_blocks(self) -> None:
         for lease, _ in self.leases:
@@ -555,13 +677,13 @@ class Machine(RuleBasedStateMachine):
     @action()
     def collect_garbage(self) -> None:
         """Let the garbage collector run."""
-        self._call(gc.collect)
+        self._call(gc.collect, len(self.history) % 2)
 
     # -- checks ---------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Check memory, requests and queues."""
-        self._call(self._check)
+        self._call(self._check, CLIENT)
 
     def _check(self) -> None:
         for pair in self.pairs:
@@ -573,15 +695,15 @@ class Machine(RuleBasedStateMachine):
         for lease, data in self.leases:
             found = bytes(lease.memory.view[: len(data)])
             assert found == data, "a leased block has changed"
-        assert not self.reported, self.reported
+        assert not self.place.reported, self.place.reported
 
-    async def _quiet(self) -> None:
+    def _quiet(self) -> None:
         """Receive everything until every request and task is over."""
         for release in self.releases:
             release.set()
-        deadline = time.monotonic() + PATIENCE
+        deadline = self.place.now() + PATIENCE
         while True:
-            self._check()
+            self.check()
             ends = [end for pair in self.pairs for end in pair.ends]
             busy = [operation for end in ends for operation in end.operations]
             owing = [
@@ -589,47 +711,57 @@ class Machine(RuleBasedStateMachine):
             ]
             if not busy and not owing:
                 return
-            assert time.monotonic() < deadline, f"not over within {PATIENCE} s: {busy} {owing}"
-            for end in ends:
-                with suppress(TimeoutError, *PERMITTED):
-                    if not end.is_pooled:
-                        cell = end.inbox.find(0)
-                        if cell is not None:
-                            end.watch_receive(cell, end.connection.post_recv(cell.memory))
-                        continue
-                    async with asyncio.timeout(0.001):
-                        await end.receive()
+            now = self.place.now()
+            assert now < deadline, f"not over within {PATIENCE} s: {busy} {owing}"
+            for side in SIDES:
+                self._run(self._receive_all([end for end in ends if end.side == side]), side)
             for operation in busy:
                 running = operation.running
                 if isinstance(running, asyncio.Task) and operation.what.startswith("receive"):
-                    running.cancel()
-            await asyncio.sleep(0.001)
+                    self._call(running.cancel, operation.end.side)
+            self._run(asyncio.sleep(0.001), CLIENT)
 
-    async def _close_all(self) -> None:
+    async def _receive_all(self, ends: list[End]) -> None:
+        for end in ends:
+            with suppress(TimeoutError, *PERMITTED):
+                if not end.is_pooled:
+                    cell = end.inbox.find(0)
+                    if cell is not None:
+                        end.watch_receive(cell, end.connection.post_recv(cell.memory))
+                    continue
+                async with asyncio.timeout(0.001):
+                    await end.receive()
+
+    @property
+    def _connections(self) -> list[tuple[aiordma.Connection, int]]:
+        ends = [(end.connection, end.side) for pair in self.pairs for end in pair.ends]
+        return [*ends, *((self.anchor[side], side) for side in SIDES)]
+
+    def _close_all(self) -> None:
         for pair in self.pairs:
             for end in pair.ends:
-                self._write_late(end)
-        await self._quiet()
-        connections = [end.connection for pair in self.pairs for end in pair.ends]
+                self._call(partial(self._write_late, end), end.side)
+        self._quiet()
         for pair in self.pairs:
             pair.is_disturbed = True
-        await asyncio.gather(*(each.aclose() for each in (*connections, *self.anchor)))
-        await self.listener.aclose()
-        assert all(is_closed(each) for each in connections)
-        self._check()
-        await close_unused_reactors()
+        for task in [self._start(each.aclose(), side) for each, side in self._connections]:
+            self.place.finish(task)
+        self._run(self.listener.aclose(), SERVER)
+        assert all(is_closed(each) for each, _ in self._connections)
+        self.check()
+        for side in SIDES:
+            self._run(close_unused_reactors(), side)
 
-    async def _clean_up(self) -> None:
+    def _clean_up(self) -> None:
         """Leave nothing after a failure, whose report counts."""
-        self._give_blocks()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        connections = [end.connection for pair in self.pairs for end in pair.ends]
-        for each in (*connections, *self.anchor):
-            await each.aclose()
-        await self.listener.aclose()
-        await close_unused_reactors()
+        self._call(self._give_blocks, CLIENT)
+        for side in SIDES:
+            self._run(_cancel_all(), side)
+        for each, side in self._connections:
+            self._run(each.aclose(), side)
+        self._run(self.listener.aclose(), SERVER)
+        for side in SIDES:
+            self._run(close_unused_reactors(), side)
 
     def teardown(self) -> None:
         """End everything in bounded time, and compare what is left with what was before."""
@@ -640,16 +772,13 @@ class Machine(RuleBasedStateMachine):
         self.faults.__exit__(None, None, None)
         try:
             if self.has_failed:
-                self._run(self._clean_up())
+                self._clean_up()
                 return
-            self._run(self._quiet())
-            self._call(self._give_blocks)
-            self._run(self._close_all())
+            self._quiet()
+            self._call(self._give_blocks, CLIENT)
+            self._close_all()
         finally:
-            self.loop.close()
+            self.place.close()
         # A lost completion or a slot that is not given back has been found by now; objects here.
-        deadline = time.monotonic() + PATIENCE
-        while (left := software_objects()) != self.before:
-            assert time.monotonic() < deadline, f"{self.before} before, {left} after"
-            gc.collect()
-            time.sleep(0.005)
+        left = self.place.left()
+        assert not any(left.values()), f"left: {left}"

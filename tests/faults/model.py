@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 
 import aiordma
-from tests.cells import Arena, Cell
+from tests.cells import POISON, Arena, Cell
 from tests.internals import endpoint_of, has_ended, hub_of, queues_of
 
 __all__ = ("CELLS", "End", "Operation", "Pair")
@@ -109,9 +109,10 @@ class Direction:
 class End:
     """One side of a pair: its connection, memory and operations."""
 
-    def __init__(self, pair: "Pair", name: str, connection: aiordma.Connection) -> None:
+    def __init__(self, pair: "Pair", name: str, side: int, connection: aiordma.Connection) -> None:
         self.pair = pair
         self.name = name
+        self.side = side
         self.connection = connection
         self.is_pooled = bool(connection.options.receive_buffers)
         self.arena = Arena(connection, name, CELLS)
@@ -190,7 +191,7 @@ class End:
         running: aiordma.WorkRequest | asyncio.Task[Any],
     ) -> None:
         """Expect the bytes of a cell of the peer's in a cell of this end's."""
-        target.begin(bytes(source.contents[:length]))
+        target.begin(bytes(source.contents[:length]), length if self.pair.is_simulated else 0)
         source.readers += 1
 
         def succeeded(_: object) -> None:
@@ -317,6 +318,8 @@ class End:
             if request.exception() is None:
                 length = request.result().byte_len
                 before = bytes(cell.contents)
+                if self.pair.is_simulated:
+                    before = POISON * len(before)
                 cell.freeze()
                 assert cell.contents[length:] == before[length:], "bytes behind a message changed"
                 self.peer.out.arrived(bytes(cell.contents[:length]))
@@ -392,16 +395,17 @@ class Pair:
     """Two connected ends."""
 
     def __init__(
-        self,
-        number: int,
-        client: aiordma.Connection,
-        server: aiordma.Connection,
-        next_number: Callable[[], int],
+        self, number: int, next_number: Callable[[], int], is_simulated: bool = False
     ) -> None:
+        self.is_simulated = is_simulated
         self.is_disturbed = False
         """Whether the test did something that may end the connection."""
         self.next_number = next_number
-        self.client = End(self, f"client {number}", client)
-        self.server = End(self, f"server {number}", server)
-        self.client.peer, self.server.peer = self.server, self.client
-        self.ends = (self.client, self.server)
+        self.ends: list[End] = []
+        self._number = number
+
+    def add_end(self, side: int, connection: aiordma.Connection) -> None:
+        """Add the client's end (side 0), then the server's."""
+        name = f"{('client', 'server')[side]} {self._number}"
+        self.ends.append(End(self, name, side, connection))
+        self.ends[0].peer, self.ends[-1].peer = self.ends[-1], self.ends[0]

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.faults.broken import BROKEN
-from tests.faults.machine import Machine
+from tests.faults.machine import Machine, unwatched_objects
 
 pytestmark = [pytest.mark.slow, pytest.mark.natively]
 
@@ -39,7 +39,8 @@ def test_random_use_keeps_every_promise() -> None:
     print(f"AIORDMA_MACHINE_SEED={SEED} AIORDMA_MACHINE_EXAMPLES={EXAMPLES}")
     Machine.failures.clear()
     try:
-        run_state_machine_as_test(seed(SEED)(Machine), settings=SETTINGS)
+        with unwatched_objects():
+            run_state_machine_as_test(seed(SEED)(Machine), settings=SETTINGS)
     finally:
         if Machine.failures:
             raise Machine.failures[0]
