@@ -4,8 +4,10 @@ The software device has the same seam in C (software/system.h).
 """
 
 import os
+import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 from aiordma._base.process import here
 from aiordma._native import set_engine_process
@@ -14,11 +16,12 @@ __all__ = ("enter_process", "set_nonblocking", "system")
 
 
 class _System:
-    """The clock of time limits, in seconds, and whether it is a simulation's. A simulation has no
-    threads and no real devices."""
+    """The clock of time limits, in seconds, the module with getaddrinfo, and whether they
+    are a simulation's. A simulation has no threads and no real devices."""
 
     def __init__(self) -> None:
         self.now: Callable[[], float] = time.monotonic
+        self.names: Any = socket
         self.is_simulated: bool = False
 
 

@@ -13,6 +13,7 @@ from aiordma._base.errors import AddressError, NoDeviceError
 from aiordma._base.hints import descriptors_hint
 from aiordma._base.provider import Provider, rdma_core, software, usual_provider
 from aiordma._base.socket_address import SocketAddress, pack_address, unpack_address
+from aiordma._base.system import system
 from aiordma._loop.event_loop import current_event_loop
 from aiordma._loop.threads import PEERS, Once, start_call
 from aiordma._native import ffi, lib
@@ -371,7 +372,7 @@ async def addresses_of(
             return [numeric]
     try:
         found = await _in_background(
-            lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, flags)
+            lambda: system.names.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, flags)
         )
     except (OSError, UnicodeError) as error:
         raise _unresolved(host, port, error) from error

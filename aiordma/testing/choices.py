@@ -23,8 +23,9 @@ MOST_RUNS = 200
 MOST_SECONDS = 10.0
 """A failing run is shortened for so long: it may itself take long."""
 
-KINDS = "trdlps"
-"""Letters for enum aiordma_simulated_choice: turn, ready, delay, loss, placing, scenario."""
+KINDS = "trdlpcs"
+"""Letters for enum aiordma_simulated_choice: turn, ready, delay, loss, placing, completion,
+scenario."""
 
 Range = tuple[int, int, int]
 """The kind of some choices, the number of the first one, and the number after the last one."""

@@ -4,6 +4,7 @@ import asyncio
 import heapq
 import itertools
 import os
+import socket
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -38,6 +39,7 @@ EVENTS = (
     "lost: %d bytes",
     "changed %d bytes of a posted request",
     "writes %d bytes by two requests",
+    "denies an access: the key was taken back or is unknown, or the range or kind is wrong%.0s",
 )
 """Texts for enum aiordma_simulated_kind."""
 
@@ -75,6 +77,7 @@ class Scheduler:
     Attributes:
         now: nanoseconds of the simulation's time.
         names: the hosts' names, by their numbers.
+        addresses: the hosts' addresses, by their names.
         loops: the loops of the hosts that are up, by their numbers.
         frozen: the numbers of hosts that have no turns.
         failures: errors that reached a loop's exception handler, and of ownership.
@@ -83,6 +86,7 @@ class Scheduler:
     def __init__(self) -> None:
         self.now: int = 1
         self.names: list[str] = []
+        self.addresses: dict[str, tuple[str, ...]] = {"localhost": ("127.0.0.1", "::1")}
         self.loops: dict[int, SimulatedLoop] = {}
         self.frozen: set[int] = set()
         self.failures: list[BaseException] = []
@@ -101,9 +105,25 @@ class Scheduler:
         self._outside: tuple[int, int, Callable[[], float]] = (0, 0, system.now)
 
     def begin(self) -> None:
-        """Take the place of the system: the clock, the process, threads."""
+        """Take the place of the system: the clock, the process, names, threads."""
         self._outside = here.pid, set_engine_process(ENGINE_PROCESSES), system.now
+        system.names = self
         system.is_simulated = True
+
+    def getaddrinfo(
+        self, host: str | None, port: int | str | None, family: int = 0, *others: int
+    ) -> list[Any]:
+        """As socket.getaddrinfo, for the hosts' names and for addresses."""
+        kind, protocol, flags = (*others, 0, 0, 0)[:3]
+        found: list[Any] = []
+        for address in self.addresses.get(host or "", (host,)):
+            with suppress(socket.gaierror):  # an address of the other family
+                found += socket.getaddrinfo(
+                    address, port, family, kind, protocol, flags | socket.AI_NUMERICHOST
+                )
+        if not found:
+            raise socket.gaierror(socket.EAI_NONAME, "no host of the simulation has this name")
+        return found
 
     # -- waking --------------------------------------------------------------------------------
 
@@ -231,7 +251,9 @@ class Scheduler:
             lib.aiordma_simulated_trace(i, event)
             sender = self.names[event.sender]
             receiver = self.names[event.receiver] if event.receiver != NO_HOST else "nobody"
-            self._line(event.time, f"{sender} > {receiver}: {EVENTS[event.kind] % event.size}")
+            is_own = event.kind >= lib.AIORDMA_SIMULATED_CHANGED
+            way = sender if is_own else f"{sender} > {receiver}"
+            self._line(event.time, f"{way}: {EVENTS[event.kind] % event.size}")
             if event.kind in MISUSES:
                 place = self._posts.get((event.sender, event.qp_num, event.wr_id), "unknown")
                 text = MISUSES[event.kind] % event.size
@@ -273,4 +295,5 @@ class Scheduler:
             self.enter(loop)
             loop.close()
         self.leave()
+        system.names = socket
         system.is_simulated = False

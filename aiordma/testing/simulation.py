@@ -81,7 +81,7 @@ class Host:
     """A host of a simulation: `Simulation.host` makes it.
 
     Attributes:
-        name: for the trace.
+        name: for the trace, and for `connect` on the hosts.
         addresses: its IP addresses.
     """
 
@@ -266,11 +266,11 @@ class Simulation:
         """Make a host, which is up.
 
         Args:
-            name: for the trace.
+            name: for the trace, and for `connect` on the hosts.
             addresses: IP addresses. None: 10.0.x.y of its number.
 
         Raises:
-            ValueError: an address is none, or another host's.
+            ValueError: an address is none, or another host's; or the name is.
         """
         taken = {each for host in self._hosts for each in host.addresses}
         if twice := taken & {*addresses}:
@@ -278,7 +278,11 @@ class Simulation:
         number = len(self._hosts) + 1
         if not addresses:
             addresses = (f"10.0.{number >> 8}.{number & 255}",)
-        host = Host(self._scheduler, name or f"host{number}", addresses, self._outcomes)
+        name = name or f"host{number}"
+        if name in self._scheduler.addresses:
+            raise ValueError(f"{name!r} is the name of another host")
+        host = Host(self._scheduler, name, addresses, self._outcomes)
+        self._scheduler.addresses[name] = addresses
         self._hosts.append(host)
         return host
 
@@ -300,7 +304,8 @@ class Simulation:
             receiver: the host that receives. None: all, as without a sender.
             latency: seconds. None: as it is.
             jitter: seconds that a packet may take longer, at random. None: as it is.
-            bandwidth: bytes per second of each connection; 0: without a limit. None: as it is.
+            bandwidth: bytes per second, of all connections together; 0: without a limit. None: as
+                it is.
             loss: 0 to 1: how many packets with data are lost. TCP sends them again, so that data
                 come late. None: as it is.
             cut: whether nothing arrives. None: as it is.

@@ -582,3 +582,187 @@ def test_the_environment_names_one_seed(
     monkeypatch.setenv("AIORDMA_SEED", "twelve")
     with pytest.raises(ValueError, match="AIORDMA_SEED='twelve'"):
         rdma_simulated(scenario)
+
+
+# -- names, and links that are shared ----------------------------------------------------------
+
+
+def test_a_host_is_reached_by_its_name() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        server, client = simulation.host("server", "10.9.9.9", "fd00::9"), simulation.host()
+        server.run(serve, server)
+        await asyncio.sleep(0.1)
+
+        async def program() -> None:
+            async with aiordma.connect("server", PORT, device="software") as connection:
+                await connection.send(b"1")
+                assert await connection.receive() == b"1"
+            with pytest.raises(aiordma.AddressError, match="no host of the simulation"):
+                await aiordma.connect("elsewhere", PORT, device="software")
+
+        await client.run(program)
+
+    simulate(scenario)
+
+
+def test_a_name_belongs_to_one_host() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        simulation.host("one")
+        simulation.host("one")
+
+    with pytest.raises(ValueError, match="'one' is the name of another host"):
+        simulate(scenario)
+
+
+def test_streams_take_names() -> None:
+    async def scenario(simulation: Simulation) -> bytes:
+        server, client = simulation.host("server"), simulation.host()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(await reader.readline())
+            writer.close()
+
+        async def listen() -> None:
+            async with await streams.start_server(answer, "server", PORT) as listening:
+                await listening.serve_forever()
+
+        async def send() -> bytes:
+            reader, writer = await streams.open_connection("server", PORT)
+            writer.write(b"by name\n")
+            line = await reader.readline()
+            writer.close()
+            return line
+
+        server.run(listen)
+        await asyncio.sleep(0.1)
+        return await client.run(send)
+
+    assert simulate(scenario) == b"by name\n"
+
+
+def test_connections_share_the_bandwidth_of_their_link() -> None:
+    async def scenario(simulation: Simulation) -> float:
+        async def receive(connection: aiordma.Connection) -> None:
+            async for _ in connection:
+                pass
+
+        server, client = await two_hosts(simulation, receive)
+        simulation.link(client, server, latency=0.0, bandwidth=100_000)
+
+        async def send() -> None:
+            async with aiordma.connect(server.address, PORT, device="software") as connection:
+                for _ in range(10):
+                    await connection.send(bytes(10_000))
+
+        began = simulation.now
+        await asyncio.gather(*(client.run(send) for _ in range(4)))
+        return simulation.now - began
+
+    assert 4 < simulate(scenario) < 4.5
+
+
+def test_the_seed_delays_completions() -> None:
+    async def scenario(simulation: Simulation) -> int:
+        server, client = await two_hosts(simulation)
+        late = 0
+
+        async def program() -> None:
+            nonlocal late
+            now = asyncio.get_running_loop().time
+            async with aiordma.connect(server.address, PORT, device="software") as connection:
+                region = connection.register(bytearray(8), aiordma.Access.REMOTE_READ)
+                for _ in range(300):
+                    began = now()
+                    await connection.post_send(region[:])
+                    late += now() - began > 0.0028
+                    await connection.receive()
+
+        await client.run(program)
+        return late
+
+    counts = [simulate(scenario, seed=seed) for seed in range(3)]
+    assert all(2 < each < 40 for each in counts)
+    assert simulate(scenario, seed="0:") == 0
+
+
+# -- ownership -------------------------------------------------------------------------------
+
+
+def test_two_receives_into_the_same_memory_are_reported() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        server, client = await two_hosts(simulation)
+
+        async def program() -> None:
+            options = aiordma.ConnectionOptions(receive_buffers=0, max_recv_wr=4)
+            async with aiordma.connect(
+                server.address, PORT, device="software", options=options
+            ) as connection:
+                memory = connection.register(bytearray(200), aiordma.Access.LOCAL_WRITE)
+                connection.post_recv(memory[:100])
+                connection.post_recv(memory[100:])
+                connection.post_recv(memory[50:150])  # the second line
+                await connection.send(b"1")
+                await asyncio.sleep(1)
+
+        await client.run(program)
+
+    line = next(
+        number
+        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if "# the second line" in text and "post_recv" in text
+    )
+    with pytest.raises(OwnershipError, match=rf"100 bytes, .*test_simulation\.py:{line}"):
+        simulate(scenario)
+
+
+def test_a_read_into_the_memory_of_a_receive_is_reported() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        async def lend(connection: aiordma.Connection) -> None:
+            region = connection.register(bytearray(200), aiordma.Access.REMOTE_READ)
+            await connection.send(region.remote().pack())
+            async for _ in connection:
+                pass
+
+        server, client = await two_hosts(simulation, lend)
+
+        async def program() -> None:
+            options = aiordma.ConnectionOptions(receive_buffers=0, max_recv_wr=4)
+            async with aiordma.connect(
+                server.address, PORT, device="software", options=options
+            ) as connection:
+                memory = connection.register(bytearray(200), aiordma.Access.LOCAL_WRITE)
+                received = await connection.post_recv(memory[:])
+                remote = aiordma.RemoteMemory.unpack(bytes(memory.view[: received.byte_len]))
+                waiting = connection.post_recv(memory[:])
+                await connection.read(memory[:10], remote[:10])
+                waiting.add_done_callback(aiordma.WorkRequest.exception)
+
+        await client.run(program)
+
+    with pytest.raises(OwnershipError, match="10 bytes, some of which"):
+        simulate(scenario)
+
+
+def test_the_trace_has_an_access_after_the_end_of_a_grant() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        async def lend(connection: aiordma.Connection) -> None:
+            async with connection.grant(bytearray(100), aiordma.Access.REMOTE_WRITE) as grant:
+                await connection.send(grant.remote.pack())
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(5)
+
+        server, client = await two_hosts(simulation, lend)
+
+        async def write() -> None:
+            async with aiordma.connect(server.address, PORT, device="software") as connection:
+                remote = aiordma.RemoteMemory.unpack(await connection.receive())
+                await connection.write(bytes(100), remote)
+                assert not any("denies" in each for each in simulation.trace)
+                await asyncio.sleep(1)
+                with pytest.raises(aiordma.RemoteAccessError):
+                    await connection.write(bytes(100), remote)
+
+        await client.run(write)
+        assert sum("server: denies an access" in each for each in simulation.trace) == 1
+
+    simulate(scenario)

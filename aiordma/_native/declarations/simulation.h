@@ -11,7 +11,7 @@ enum { AIORDMA_SIMULATED_TRACE = 4096 };
 /* The way from one host to another. */
 struct aiordma_simulated_link {
     uint64_t latency, jitter; /* jitter: at most so much more, at random */
-    uint64_t bandwidth;       /* bytes per second; 0: without a limit */
+    uint64_t bandwidth;       /* bytes per second, of all connections; 0: without a limit */
     double loss;              /* 0 to 1: packets that are lost; TCP sends them again */
     int is_cut;               /* nothing arrives */
 };
@@ -26,6 +26,7 @@ enum aiordma_simulated_kind {
     AIORDMA_SIMULATED_LOST,     /* size: bytes */
     AIORDMA_SIMULATED_CHANGED,  /* memory of a request, before its completion; size: bytes */
     AIORDMA_SIMULATED_TWICE,    /* two requests write the same memory; size: bytes of this one */
+    AIORDMA_SIMULATED_DENIED,   /* an access of the peer's: the key, the range, or what for */
 };
 
 /* What arrived, or was lost. */
@@ -45,6 +46,7 @@ enum aiordma_simulated_choice {
     AIORDMA_SIMULATED_DELAY,    /* of a packet: jitter */
     AIORDMA_SIMULATED_LOSS,     /* of a packet */
     AIORDMA_SIMULATED_PLACING,  /* the order of a WRITE's bytes */
+    AIORDMA_SIMULATED_LATE,     /* how late a completion is */
     AIORDMA_SIMULATED_SCENARIO, /* the scenario's own random numbers */
     AIORDMA_SIMULATED_CHOICES,
 };

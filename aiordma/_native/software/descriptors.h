@@ -62,7 +62,7 @@ struct sw_object {
     uint32_t low_water;
     struct sw_pieces flying;
     uint32_t in_flight; /* bytes without an acknowledgement */
-    uint64_t path_is_free, last_due;
+    uint64_t last_due;
     uint32_t attempts, delivered;   /* delivered: bytes whose acknowledgement is on its way */
     uint64_t heard;                 /* the last acknowledgement */
     struct sw_timer flight, answer; /* the first piece arrives; an acknowledgement does */

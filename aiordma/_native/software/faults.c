@@ -58,7 +58,16 @@ int sw_strike(enum aiordma_fault_kind kind, struct aiordma_fault *what)
             what->milliseconds += next_random() % (what->spread + 1);
         return 1;
     }
+    if (kind == AIORDMA_FAULT_COMPLETION_DELAYED && sw_system->is_simulated)
+        return (what->milliseconds = sw_system->completion_delay()) != 0;
     return 0;
+}
+
+void sw_count_faults(void)
+{
+    sw_has_faults = sw_system->is_simulated;
+    for (int i = 0; i < MOST_FAULTS; i++)
+        sw_has_faults |= rules[i].number != 0;
 }
 
 int sw_strikes_bytes(uint64_t carried)
@@ -106,12 +115,10 @@ int aiordma_software_fault_struck(int number)
 void aiordma_software_remove_fault(int number)
 {
     sw_lock();
-    sw_has_faults = 0;
-    for (int i = 0; i < MOST_FAULTS; i++) {
+    for (int i = 0; i < MOST_FAULTS; i++)
         if (!number || rules[i].number == number)
             rules[i].number = 0;
-        sw_has_faults |= rules[i].number != 0;
-    }
+    sw_count_faults();
     sw_unlock();
 }
 

@@ -16,6 +16,9 @@ static inline int sw_fault(enum aiordma_fault_kind kind, struct aiordma_fault *w
     return sw_has_faults && sw_strike(kind, what);
 }
 
+/* Set sw_has_faults: there are faults, or a simulation, which has some of its own. */
+void sw_count_faults(void);
+
 /* Whether a DROP_AFTER_BYTES strikes a stream that has carried this many bytes, which ends it. */
 int sw_strikes_bytes(uint64_t carried);
 

@@ -223,20 +223,19 @@ static struct sw_path *own_path(const struct sw_host *from, const struct sw_host
     return path;
 }
 
-struct aiordma_simulated_link *sw_network_path(struct sw_host *from, const struct sw_host *to)
+struct sw_path *sw_network_path(struct sw_host *from, const struct sw_host *to)
 {
     struct sw_path *path = own_path(from, to);
 
     if (path)
-        return &path->link;
+        return path;
     path = calloc(1, sizeof(*path));
     if (!path)
         return NULL;
     path->to = to;
-    path->link = sw_network.link;
     path->next = from->paths;
     from->paths = path;
-    return &path->link;
+    return path;
 }
 
 const struct aiordma_simulated_link *sw_link_to(const struct sw_host *from,
@@ -248,13 +247,26 @@ const struct aiordma_simulated_link *sw_link_to(const struct sw_host *from,
     if (from == to)
         return &within;
     path = own_path(from, to);
-    return path ? &path->link : &sw_network.link;
+    return path && path->has_link ? &path->link : &sw_network.link;
 }
 
 uint64_t sw_latency(const struct aiordma_simulated_link *link)
 {
     return link->latency +
            (link->jitter ? sw_choose(AIORDMA_SIMULATED_DELAY, link->jitter + 1) : 0);
+}
+
+uint64_t sw_leaves_at(struct sw_host *from, const struct sw_host *to, uint32_t size)
+{
+    const uint64_t bandwidth = sw_link_to(from, to)->bandwidth;
+    struct sw_path *path = bandwidth ? sw_network_path(from, to) : NULL;
+
+    if (!path)
+        return sw_network.now;
+    if (path->is_free < sw_network.now)
+        path->is_free = sw_network.now;
+    path->is_free += (uint64_t)((double)size * 1e9 / (double)bandwidth);
+    return path->is_free;
 }
 
 /* Whether something can go this way now. */

@@ -13,6 +13,8 @@ enum { SW_HOST_ADDRESSES = 8 };
 struct sw_path {
     struct sw_path *next;
     const struct sw_host *to;
+    uint64_t is_free; /* when all that was sent before has left */
+    int has_link;     /* 0: the network's */
     struct aiordma_simulated_link link;
 };
 
@@ -26,7 +28,7 @@ struct sw_host {
     uint16_t last_port;         /* of those that the host gave to a socket */
     struct sw_object *objects;  /* all of the host's */
     struct sw_object *services; /* those of them that have a port and no peer */
-    struct sw_path *paths;      /* those that differ from the network's */
+    struct sw_path *paths;      /* those that have a link of their own, or a bandwidth */
     char *state;                /* of the device; NULL: it is the one that runs */
 };
 
@@ -60,7 +62,8 @@ void sw_choose_by(uint64_t seed, const struct aiordma_simulated_range *kept, int
 uint64_t sw_choose(enum aiordma_simulated_choice kind, uint64_t count);
 int sw_is_lost(const struct aiordma_simulated_link *link);
 struct sw_host *sw_network_host(void);
-struct aiordma_simulated_link *sw_network_path(struct sw_host *from, const struct sw_host *to);
+/* The path from one host to another, which is made if there is none. NULL: no memory. */
+struct sw_path *sw_network_path(struct sw_host *from, const struct sw_host *to);
 /* Deliver what is due by this time. */
 void sw_network_advance(uint64_t now);
 
@@ -90,6 +93,8 @@ int sw_address_towards(const struct sw_host *host, const struct sockaddr *to,
 const struct aiordma_simulated_link *sw_link_to(const struct sw_host *from,
                                                 const struct sw_host *to);
 uint64_t sw_latency(const struct aiordma_simulated_link *link); /* for the next packet */
+/* When something of this size has left, that is sent now. All connections of a path share it. */
+uint64_t sw_leaves_at(struct sw_host *from, const struct sw_host *to, uint32_t size);
 int sw_is_open(const struct sw_host *from,
                const struct sw_host *to); /* whether something can go this way now */
 void sw_wake_host(struct sw_host *host);  /* it has something to do */

@@ -48,14 +48,16 @@ void sw_poison(struct ibv_pd *domain, const struct ibv_sge *parts, int count, ui
     }
 }
 
-void sw_poison_receive(struct ibv_pd *domain, const struct ibv_recv_wr *request)
+uint32_t sw_poison_receive(struct ibv_pd *domain, const struct ibv_recv_wr *request)
 {
     uint64_t size = 0;
 
     for (int i = 0; i < request->num_sge; i++)
         size += request->sg_list[i].length;
-    if (size <= UINT32_MAX)
-        sw_poison(domain, request->sg_list, request->num_sge, (uint32_t)size);
+    if (size > UINT32_MAX)
+        return 0;
+    sw_poison(domain, request->sg_list, request->num_sge, (uint32_t)size);
+    return (uint32_t)size;
 }
 
 int sw_overlaps(const struct ibv_sge *one, int count, const struct ibv_sge *other, int others)

@@ -13,6 +13,7 @@ uint32_t sw_owned_sum(struct ibv_pd *domain, const struct ibv_sge *parts, int co
 void sw_poison(struct ibv_pd *domain, const struct ibv_sge *parts, int count, uint32_t size);
 /* Whether two requests have a byte of memory in common. */
 int sw_overlaps(const struct ibv_sge *one, int count, const struct ibv_sge *other, int others);
-void sw_poison_receive(struct ibv_pd *domain, const struct ibv_recv_wr *request);
+/* As sw_poison. Returns the size. */
+uint32_t sw_poison_receive(struct ibv_pd *domain, const struct ibv_recv_wr *request);
 
 #endif

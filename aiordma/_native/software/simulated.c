@@ -10,6 +10,8 @@
 #include "simulated_tcp.h"
 #include "simulated_udp.h"
 
+enum { ONE_IS_LATE_OF = 32 }; /* completions */
+
 static int sim_close(int fd)
 {
     struct sw_object *object = sw_object_of(fd);
@@ -191,6 +193,13 @@ static uint32_t sim_late(uint32_t size)
     return chosen < size - 1 ? 0 : chosen - (size - 2); /* half of them are placed in order */
 }
 
+static uint32_t sim_completion_delay(void)
+{
+    const uint32_t chosen = (uint32_t)sw_choose(AIORDMA_SIMULATED_LATE, 3 * ONE_IS_LATE_OF);
+
+    return chosen < 3 * ONE_IS_LATE_OF - 3 ? 0 : chosen - (3 * ONE_IS_LATE_OF - 4); /* 1 to 3 */
+}
+
 static void sim_posted(uint64_t wr_id, uint32_t qp_num)
 {
     if (sw_network.posted)
@@ -201,6 +210,8 @@ static void sim_misused(int kind, uint64_t wr_id, uint32_t qp_num, uint32_t size
 {
     struct sw_host *host = sw_network.current;
 
+    if (kind == AIORDMA_SIMULATED_TWICE)
+        sim_posted(wr_id, qp_num); /* its program makes the post: receives are not noted before */
     sw_network.trace[sw_network.traced++ % AIORDMA_SIMULATED_TRACE] =
         (struct aiordma_simulated_event){
             .time = sw_network.now,
@@ -289,6 +300,7 @@ const struct sw_system_calls sw_simulated_system = {
     .send = sim_send,
     .sendmsg = sim_sendmsg,
     .late = sim_late,
+    .completion_delay = sim_completion_delay,
     .posted = sim_posted,
     .misused = sim_misused,
     .getifaddrs = sim_getifaddrs,

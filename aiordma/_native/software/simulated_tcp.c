@@ -55,14 +55,8 @@ static uint64_t again_after(uint32_t attempts, uint64_t first, uint64_t most)
 static uint64_t arrival(struct sw_object *object, uint32_t size)
 {
     const struct aiordma_simulated_link *link = sw_link_to(object->host, object->peer_host);
-    uint64_t begins = sw_network.now;
+    uint64_t due = sw_leaves_at(object->host, object->peer_host, size) + sw_latency(link);
 
-    if (begins < object->path_is_free)
-        begins = object->path_is_free;
-    if (link->bandwidth)
-        begins += (uint64_t)((double)size * 1e9 / (double)link->bandwidth);
-    object->path_is_free = begins;
-    uint64_t due = begins + sw_latency(link);
     for (uint32_t i = 0; i < MOST_ATTEMPTS && sw_is_lost(link); i++) {
         sw_trace(object->host, object->peer_host, AIORDMA_SIMULATED_LOST, size);
         due += again_after(i, AGAIN_MILLISECONDS, MOST_AGAIN_MILLISECONDS);

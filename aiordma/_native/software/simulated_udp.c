@@ -116,8 +116,8 @@ ssize_t sw_sim_send_datagram(struct sw_object *object, const struct msghdr *mess
     packet->piece = piece;
     packet->from = object->host;
     packet->to = host;
-    uint64_t line = link->bandwidth ? (uint64_t)((double)size * 1e9 / (double)link->bandwidth) : 0;
-    sw_call_at(&packet->timer, sw_network.now + line + sw_latency(link), packet_arrives);
+    uint64_t leaves = sw_leaves_at(object->host, host, (uint32_t)size);
+    sw_call_at(&packet->timer, leaves + sw_latency(link), packet_arrives);
     return (ssize_t)size;
 }
 

@@ -12,6 +12,7 @@
 #include "cm_handshakes.h"
 #include "cm_silence.h"
 #include "engine.h"
+#include "faults.h"
 #include "gids.h"
 #include "identifier.h"
 #include "memory.h"
@@ -96,6 +97,7 @@ int aiordma_simulation_begin(uint64_t seed, int scrambles, void (*posted)(uint64
     sw_network.now = 1;
     sw_network.link.latency = 10000;
     sw_forget_random();
+    sw_count_faults();
     return 0;
 }
 
@@ -112,6 +114,7 @@ void aiordma_simulation_end(void)
     sw_device.counts = counts_outside;
     sw_forget_random();
     sw_system = &sw_operating_system;
+    sw_count_faults();
     sw_unlock();
 }
 
@@ -176,25 +179,24 @@ void aiordma_simulated_boot(int number)
 int aiordma_simulated_set_link(int from, int to, const struct aiordma_simulated_link *link)
 {
     struct sw_host *sender = host_of(from), *receiver = host_of(to);
-    struct aiordma_simulated_link *path = &sw_network.link;
+    struct sw_path *path = NULL;
 
-    if (sender && receiver)
-        path = sw_network_path(sender, receiver);
+    if (!sender || !receiver) {
+        sw_network.link = *link;
+        return 0;
+    }
+    path = sw_network_path(sender, receiver);
     if (!path)
         return ENOMEM;
-    *path = *link;
+    path->has_link = 1;
+    path->link = *link;
     return 0;
 }
 
 void aiordma_simulated_get_link(int from, int to, struct aiordma_simulated_link *link)
 {
     struct sw_host *sender = host_of(from), *receiver = host_of(to);
-    const struct aiordma_simulated_link *path = &sw_network.link;
-
-    if (sender && receiver)
-        path = sw_network_path(sender, receiver);
-    if (path)
-        *link = *path;
+    *link = sender && receiver ? *sw_link_to(sender, receiver) : sw_network.link;
 }
 
 uint64_t aiordma_simulated_turn(void)

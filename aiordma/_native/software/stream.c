@@ -337,6 +337,8 @@ void sw_stream_refused(struct sw_stream *stream, struct sw_reason reason)
     stream->terminate_size =
         sw_terminate_write(stream->terminate, &reason, receiving->blamed, receiving->blamed_size);
     stream->pair->broken = is_access ? EACCES : EPROTO;
+    if (is_access && sw_system->is_simulated)
+        sw_system->misused(AIORDMA_SIMULATED_DENIED, 0, stream->pair->ibv.qp_num, 0);
     sw_raise_queue_pair(&stream->pair->ibv,
                         is_access ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR);
     sw_queue_pair_failed(stream->pair);

@@ -55,8 +55,9 @@ struct sw_system_calls {
 
     /* Of a simulation. */
     uint32_t (*late)(uint32_t size); /* how many bytes of a WRITE are placed after its last ones */
+    uint32_t (*completion_delay)(void); /* milliseconds */
     void (*posted)(uint64_t wr_id, uint32_t qp_num);
-    /* A program misused the memory of a request. kind: CHANGED or TWICE, of simulation.h. */
+    /* A program misused memory. kind: CHANGED, TWICE or DENIED, of simulation.h. */
     void (*misused)(int kind, uint64_t wr_id, uint32_t qp_num, uint32_t size);
 
     int (*getifaddrs)(struct ifaddrs **addresses);

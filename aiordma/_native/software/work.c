@@ -176,23 +176,42 @@ static int writes_memory(enum ibv_wr_opcode opcode)
     return opcode == IBV_WR_RDMA_READ || is_atomic(opcode);
 }
 
-/* Whether an earlier request of this queue pair writes the same memory. */
-static int is_written_twice(const struct sw_queue_pair *pair, const struct sw_send *send)
+/* Whether an earlier request of this queue pair, or one of its first receives, writes the memory. */
+static int is_written_twice(const struct sw_queue_pair *pair, uint32_t receives,
+                            const struct ibv_sge *parts, int count)
 {
     for (uint32_t at = pair->oldest; at != pair->end; at++) {
         const struct sw_send *other = &pair->sends[at % pair->send_size];
         if (other->stage != SW_DONE && writes_memory(other->opcode) &&
-            sw_overlaps(other->parts, other->part_count, send->parts, send->part_count))
+            sw_overlaps(other->parts, other->part_count, parts, count))
+            return 1;
+    }
+    if (pair->has_taken && sw_overlaps(pair->taken.parts, pair->taken.part_count, parts, count))
+        return 1;
+    for (uint32_t i = 0; i < receives; i++) {
+        const struct sw_receive *other =
+            &pair->receives.ring[(pair->receives.head + i) % pair->receives.size];
+        if (sw_overlaps(other->parts, other->part_count, parts, count))
             return 1;
     }
     return 0;
+}
+
+/* In a simulation: the device owns the memory of a receive from now on. */
+static void take_over_receive(const struct sw_queue_pair *pair, const struct ibv_recv_wr *request)
+{
+    uint32_t size = sw_poison_receive(pair->ibv.pd, request);
+
+    if (is_written_twice(pair, pair->receives.count - 1, request->sg_list, request->num_sge))
+        sw_system->misused(AIORDMA_SIMULATED_TWICE, request->wr_id, pair->ibv.qp_num, size);
 }
 
 /* In a simulation: from now on the device owns the memory. */
 static void take_over(const struct sw_queue_pair *pair, struct sw_send *send)
 {
     sw_system->posted(send->wr_id, pair->ibv.qp_num);
-    if (writes_memory(send->opcode) && is_written_twice(pair, send))
+    if (writes_memory(send->opcode) &&
+        is_written_twice(pair, pair->receives.count, send->parts, send->part_count))
         sw_system->misused(AIORDMA_SIMULATED_TWICE, send->wr_id, pair->ibv.qp_num, send->length);
     if (writes_memory(send->opcode))
         sw_poison(pair->ibv.pd, send->parts, send->part_count, send->length);
@@ -289,7 +308,7 @@ static int post_recv(struct ibv_qp *queue_pair, struct ibv_recv_wr *request,
         if (error)
             break;
         if (sw_system->is_simulated)
-            sw_poison_receive(pair->ibv.pd, request);
+            take_over_receive(pair, request);
     }
     if (error)
         *refused = request;
