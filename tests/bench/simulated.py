@@ -46,27 +46,35 @@ async def _scenario(simulation: Simulation, connections: int, found: dict[str, f
     simulation.link(latency=1e-4, jitter=1e-5)
     hosts = [simulation.host() for _ in range(HOSTS)]
     ready: asyncio.Queue[None] = asyncio.Queue()
-    go = asyncio.Event()
+    go, stop = asyncio.Event(), asyncio.Event()
     for host in hosts:
         host.run(_serve, host)
     await asyncio.sleep(0.1)
     each = connections // HOSTS
     done = [
         host.run(
-            _ask, hosts[(index + 1) % HOSTS], each, ROUNDS // connections or 1, ready.put_nowait, go
+            _ask,
+            hosts[(index + 1) % HOSTS],
+            each,
+            ROUNDS // connections or 1,
+            ready.put_nowait,
+            go,
+            stop,
         )
         for index, host in enumerate(hosts)
     ]
     while ready.qsize() < HOSTS:
         await asyncio.sleep(0.01)
-    began, events = time.process_time(), len(simulation.trace)
     found["kib"] = resident_kib()
+    events = len(simulation.trace)
+    began = time.process_time()
     go.set()
     while ready.qsize() < 2 * HOSTS:
         await asyncio.sleep(0.01)
     took = time.process_time() - began
     found["rate"] = 2 * connections * (ROUNDS // connections or 1) / took
     found["events"] = (len(simulation.trace) - events) / took
+    stop.set()
     await asyncio.gather(*done)
 
 
@@ -80,7 +88,12 @@ async def _serve(host: Host) -> None:
 
 
 async def _ask(
-    target: Host, count: int, rounds: int, ready: Callable[[None], None], go: asyncio.Event
+    target: Host,
+    count: int,
+    rounds: int,
+    ready: Callable[[None], None],
+    go: asyncio.Event,
+    stop: asyncio.Event,
 ) -> None:
     connections = [await connect(target.address, PORT, device="software") for _ in range(count)]
     ready(None)
@@ -94,5 +107,7 @@ async def _ask(
 
     await asyncio.gather(*map(one, connections))
     ready(None)
+    while not stop.is_set():  # closes are not measured
+        await asyncio.sleep(0.01)
     for connection in connections:
         await connection.aclose()
