@@ -22,7 +22,7 @@ EXTENSIONS = ("_binding", "_engine")
 # What is run, without the loops whose C is the same.
 TESTS = (
     *("tests/unit", "tests/device", "tests/faults", "tests/attacks"),
-    "tests/simulation/test_simulation.py",
+    *("tests/simulation/test_simulation.py", "tests/simulation/test_verbs.py"),
 )
 LOOPS = ("uvloop", "trio")
 # Tests of the repository itself, which run no C of ours; those that start compilers, which the
