@@ -427,7 +427,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
             return False
         self._backlog_bytes -= done
         if done < len(first):
-            self._backlog[0] = first[done:]
+            self._backlog[0] = memoryview(first)[done:]
             return False
         self._backlog.popleft()
         return True

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -329,6 +330,25 @@ def test_abort_ends_a_close_that_the_peer_holds_back(run: Run) -> None:
             server.transport.resume_reading()
             await server.lost.wait()
             assert len(server.data) < 500_000
+
+    run(main)
+
+
+def test_bytes_that_wait_are_not_copied(run: Run) -> None:
+    async def main() -> None:
+        async with two(buffer_size=8192) as (client, server):
+            server.transport.pause_reading()
+            data = bytes(10_000_000)
+            tracemalloc.start()
+            try:
+                client.transport.write(data)
+                _, most = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert client.transport.get_write_buffer_size() > 9_000_000
+            assert most < 1_000_000
+            client.transport.abort()
+            await client.lost.wait()
 
     run(main)
 
