@@ -35,7 +35,7 @@ CONTROL_SLOTS = 4
 """Requests of the send queue that are kept for grants and for the end. (On iWARP a grant takes
 two.)"""
 WORD_BYTES = 4
-TRANSFER_BYTES = 64 * 1024
+TRANSFER_BYTES = 256 * 1024
 """The most bytes of one message: the peer can read the first while others are on the way."""
 
 _TABLE_BYTES = TABLE_ENTRIES * GRANT_BYTES

@@ -33,7 +33,7 @@ as start_tls does. What comes with the handshake's end still goes to the old tra
 that is more than the reader's limit (twice 64 KiB), it pauses the old transport, and asyncio from
 3.13 on resumes the new one only."""
 JOIN_BYTES = 64 * 1024
-"""Writes of the backlog are joined up to so many bytes, which is the most of one message."""
+"""Writes of the backlog are joined up to so many bytes."""
 _WARN_AFTER = 5
 """Writes to a lost connection are logged after so many, as asyncio does."""
 

@@ -36,7 +36,8 @@ struct sw_answer {
     uint32_t sequence; /* of the peer's request */
 };
 
-enum { SW_OUT_FRAMES = 16, SW_OUT_PARTS = 96, SW_OUT_BYTES = 262144 };
+/* SW_OUT_BYTES: a message of 256 KiB, as byte streams send, and its immediate data are one call. */
+enum { SW_OUT_FRAMES = 16, SW_OUT_PARTS = 96, SW_OUT_BYTES = 272 << 10 };
 
 /* A composed frame that TCP has not taken completely. */
 struct sw_out_frame {
