@@ -16,6 +16,7 @@ __all__ = (
     "FALLBACK",
     "FlowControlMixin",
     "SSLProtocol",
+    "copies_at_once",
     "expect_unfinished",
     "is_nested",
     "leave_the_system",
@@ -42,6 +43,15 @@ def expect_unfinished(task: asyncio.Task[Any]) -> None:
 def is_nested(loop: asyncio.AbstractEventLoop) -> bool:
     """Return whether nest_asyncio 1.5 or 1.6 has patched the loop to run inside its own tasks."""
     return getattr(loop, "_nest_patched", False)
+
+
+def copies_at_once(protocol: object) -> bool:
+    """Return whether a protocol copies what `data_received` gets, and so needs no bytes: asyncio's
+    own reader extends a bytearray."""
+    if type(protocol) is not asyncio.StreamReaderProtocol:
+        return False
+    reader = protocol._stream_reader  # type: ignore[attr-defined]
+    return type(reader) is asyncio.StreamReader
 
 
 def secured_transport(protocol: SSLProtocol) -> Any:

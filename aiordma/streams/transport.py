@@ -14,7 +14,13 @@ from aiordma._base.arguments import Buffer
 from aiordma._base.errors import ClosedError, RdmaError
 from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._connection.connection import Connection
-from aiordma._loop.private import FALLBACK, FlowControlMixin, SSLProtocol, secured_transport
+from aiordma._loop.private import (
+    FALLBACK,
+    FlowControlMixin,
+    SSLProtocol,
+    copies_at_once,
+    secured_transport,
+)
 from aiordma.streams.ending import Drains, close_once_drained
 from aiordma.streams.sockets import Readiness, StreamSocket, socket_name
 from aiordma.verbs.buffers import flat_view
@@ -64,6 +70,10 @@ class TransportPath(Protocol):
 
     def read_into(self, buffer: memoryview, /) -> int:
         """Copy bytes that have arrived into the buffer; returns their number."""
+
+    def feed(self, receive: Callable[[memoryview], object], limit: int, /) -> int:
+        """Call a function with a view of bytes that have arrived, at most `limit`, which it must
+        not keep; returns their number."""
 
     def close_write(self, both: bool, /) -> None:
         """End the data, or, with `both`, both directions."""
@@ -199,6 +209,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         """
         self._protocol: Any = protocol
         self._is_buffered = isinstance(protocol, asyncio.BufferedProtocol)
+        self._copies_at_once = copies_at_once(protocol)
         self._most_bytes, self._most_reads = UPGRADE_BYTES, 1
 
     def get_protocol(self) -> asyncio.BaseProtocol:
@@ -296,8 +307,11 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
                 break
             if self._is_buffered:
                 self._fill_buffer()
+                continue
+            receive = self._protocol.data_received
+            if self._copies_at_once:
+                self._call("data_received", path.feed, receive, self._most_bytes)
             else:
-                receive = self._protocol.data_received
                 self._call("data_received", receive, path.read(self._most_bytes))
         if self._paused or self._state is not _OPEN:
             return

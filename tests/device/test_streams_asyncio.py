@@ -63,6 +63,26 @@ def test_bytes_come_back(run: Run) -> None:
     run(main)
 
 
+def test_a_reader_of_the_program_gets_bytes(run: Run) -> None:
+    class Reader(asyncio.StreamReader):
+        def feed_data(self, data: Any) -> None:
+            assert type(data) is bytes
+            super().feed_data(data)
+
+    async def main() -> None:
+        async with echoing() as (_reader, writer):
+            address = writer.get_extra_info("peername")
+            reader = Reader()
+            transport, _ = await streams.create_connection(
+                lambda: asyncio.StreamReaderProtocol(reader), *address
+            )
+            transport.write(b"echo")
+            assert await reader.readexactly(4) == b"echo"
+            transport.close()
+
+    run(main)
+
+
 def test_much_data_goes_through_small_rings(run: Run) -> None:
     data = os.urandom(1_000_000)
 

@@ -7,7 +7,7 @@ import re
 import ssl
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -53,6 +53,27 @@ def test_unfinished_task_is_not_logged() -> None:
 
     assert left(private.expect_unfinished) == []
     assert len(left(lambda task: None)) == 1
+
+
+class Reader(asyncio.StreamReader):
+    """May keep what it gets."""
+
+
+@pytest.mark.parametrize(("made", "copies"), [(asyncio.StreamReader, True), (Reader, False)])
+def test_only_asyncio_s_own_reader_copies_at_once(
+    made: type[asyncio.StreamReader], copies: bool
+) -> None:
+    async def main() -> None:
+        reader = made()
+        assert private.copies_at_once(asyncio.StreamReaderProtocol(reader)) is copies
+        assert not private.copies_at_once(asyncio.Protocol())
+        data = bytearray(b"data")
+        with memoryview(data) as view:
+            reader.feed_data(cast(bytes, view))
+        data[:] = b"else"
+        assert await reader.read(4) == b"data"
+
+    asyncio.run(main())
 
 
 async def _running() -> object:

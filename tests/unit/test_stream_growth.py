@@ -58,7 +58,7 @@ class Player:
         self.table_entry = 1
         self.ring_bytes = {False: RING, True: RING}  # inwards, outwards
         self.steps = (
-            *(self.arrive, self.arrive, self.take, self.take, self.write, self.write),
+            *(self.arrive, self.arrive, self.take, self.feed, self.write, self.write),
             *(self.complete, self.complete, self.lend, self.grow_inwards, self.grow_outwards),
         )
 
@@ -116,6 +116,14 @@ class Player:
         data = self.path.read(1 + number)
         assert data == bytes(n & 0xFF for n in range(self.read, self.read + len(data)))
         self.read += len(data)
+
+    def feed(self, number: int) -> None:
+        """The program copies from a view."""
+        taken = bytearray()
+        length = self.path.feed(taken.extend, 1 + number)
+        assert length == len(taken)
+        assert taken == bytes(n & 0xFF for n in range(self.read, self.read + length))
+        self.read += length
 
     def write(self, number: int) -> None:
         """The program writes."""

@@ -19,7 +19,7 @@
 #include <stdatomic.h>
 
 static PyObject *write_name, *word_name, *send_name, *recv_name, *violated_name, *refused_name,
-    *wrong_arrival_name, *grow_name;
+    *wrong_arrival_name, *grow_name, *release_name;
 
 int engine_stream_names(void)
 {
@@ -27,7 +27,8 @@ int engine_stream_names(void)
            engine_intern(&word_name, "RDMA_WRITE_WITH_IMM") || engine_intern(&send_name, "SEND") ||
            engine_intern(&recv_name, "RECV") || engine_intern(&violated_name, "violated") ||
            engine_intern(&refused_name, "refused") ||
-           engine_intern(&wrong_arrival_name, "wrong_arrival") || engine_intern(&grow_name, "grow");
+           engine_intern(&wrong_arrival_name, "wrong_arrival") ||
+           engine_intern(&grow_name, "grow") || engine_intern(&release_name, "release");
 }
 
 /* -- places in our memory: the ring, words received, grants to send, words to send ----------- */
@@ -621,6 +622,42 @@ Py_ssize_t engine_stream_read_into(StreamPath *path, const Py_buffer *target)
     if (!length)
         return 0;
     take_out(path, target->buf, length);
+    send_update(path);
+    ask_to_grow(path, INWARDS);
+    return length;
+}
+
+/* A view of bytes that have arrived and lie side by side, at most `limit`, at least one. It keeps the
+   ring's memory, not its bytes. */
+static PyObject *view_of(const StreamPath *path, Py_ssize_t limit)
+{
+    const Py_buffer *ring =
+        path->in.region == path->lent ? &path->lent_view : &path->grown_views[INWARDS];
+    Py_ssize_t first = path->in.memory - (char *)ring->buf + path->start,
+               length = least(least(limit, path->readable), span(path));
+    PyObject *whole = PyMemoryView_FromObject(ring->obj);
+    PyObject *view = whole ? PySequence_GetSlice(whole, first, first + length) : NULL;
+
+    Py_XDECREF(whole);
+    return view;
+}
+
+Py_ssize_t engine_stream_feed(StreamPath *path, PyObject *receive, Py_ssize_t limit)
+{
+    PyObject *view = view_of(path, limit);
+    if (!view)
+        return -1;
+    Py_ssize_t length = PyObject_Length(view);
+    PyObject *result = PyObject_CallOneArg(receive, view);
+    PyObject *released = result ? PyObject_CallMethodNoArgs(view, release_name) : NULL;
+    int has_failed = !released;
+
+    Py_DECREF(view);
+    Py_XDECREF(result);
+    Py_XDECREF(released);
+    consume(path, least(length, least(path->readable, span(path)))); /* it may have read some */
+    if (has_failed)
+        return -1;
     send_update(path);
     ask_to_grow(path, INWARDS);
     return length;

@@ -124,6 +124,9 @@ void engine_stream_send_pending(StreamPath *path);
 PyObject *engine_stream_read(StreamPath *path, Py_ssize_t limit);
 /* Copy bytes that have arrived into the buffer; returns their number. */
 Py_ssize_t engine_stream_read_into(StreamPath *path, const Py_buffer *target);
+/* Call `receive` with a view of bytes that have arrived, at most `limit`, which ends with the call.
+   There are such bytes. Returns their number; -1: an exception. */
+Py_ssize_t engine_stream_feed(StreamPath *path, PyObject *receive, Py_ssize_t limit);
 
 /* Lend halves of a larger ring from now on, or send from it. */
 void engine_stream_lend(StreamPath *path, const struct ring *ring);

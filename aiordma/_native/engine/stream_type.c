@@ -227,6 +227,18 @@ static PyObject *path_read_into(StreamPath *path, PyObject *buffer)
     return PyLong_FromSsize_t(length);
 }
 
+static PyObject *path_feed(StreamPath *path, PyObject *args)
+{
+    PyObject *receive;
+    Py_ssize_t limit, length = 0;
+
+    if (!PyArg_ParseTuple(args, "On", &receive, &limit))
+        return NULL;
+    if (limit > 0 && path->readable)
+        length = engine_stream_feed(path, receive, limit);
+    return length < 0 ? NULL : PyLong_FromSsize_t(length);
+}
+
 static PyObject *path_write(StreamPath *path, PyObject *data)
 {
     Py_buffer source;
@@ -349,6 +361,10 @@ static PyMethodDef path_methods[] = {
     {"read_into", (PyCFunction)path_read_into, METH_O,
      "read_into($self, buffer, /)\n--\n\n"
      "Copy bytes that have arrived into the buffer; returns their number."},
+    {"feed", (PyCFunction)path_feed, METH_VARARGS,
+     "feed($self, receive, limit, /)\n--\n\n"
+     "Call a function with a view of bytes that have arrived, at most `limit`, which it must not\n"
+     "keep; returns their number. It is not called if there are none."},
     {"write", (PyCFunction)path_write, METH_O,
      "write($self, data, /)\n--\n\n"
      "Copy and post as much as there is room for; returns the number of bytes. -1: a request could\n"

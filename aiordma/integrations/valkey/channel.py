@@ -208,6 +208,16 @@ class ValkeyChannel:
         self._consume(length)
         return length
 
+    def feed(self, receive: Callable[[memoryview], object], limit: int, /) -> int:
+        """Call a function with a view of bytes that have arrived, at most `limit`, which it must
+        not keep; returns their number."""
+        start = self._arrived - self.readable
+        length = min(limit, self.readable)
+        with self._buffer_view[start : start + length] as view:
+            receive(view)
+        self._consume(length)
+        return length
+
     def _consume(self, length: int) -> None:
         self.readable -= length
         is_used_up = not self.readable and self._arrived == self.buffer_sizes[0]
