@@ -28,7 +28,7 @@ __all__ = ("CLOSE_TIMEOUT", "Rsocket")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
-GROWN_BYTES = 1 << 20
+GROWN_BYTES = 2 << 20
 CLOSE_TIMEOUT = 5.0
 """How many seconds a close waits, unless the program says otherwise."""
 

@@ -14,7 +14,7 @@ from tests.internals import path_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-GROWN = 1 << 20
+GROWN = 2 << 20
 TOTAL = 6 << 20
 
 
