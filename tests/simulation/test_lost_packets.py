@@ -111,3 +111,30 @@ def test_all_bytes_and_requests_arrive_once_and_in_order(seed: int) -> None:
         )
 
     simulate(scenario, seed=seed)
+
+
+def test_a_peer_that_is_not_ready_for_long_is_not_a_dead_one() -> None:
+    """Each NAK is an answer: with rnr_retry_count=7 the sender waits as long as it takes."""
+
+    async def late(host: Host, table: dict[str, Any]) -> bytes:
+        options = aiordma.ConnectionOptions(min_rnr_timer=1)
+        async with connected(
+            host, table, "late", "early", Mtu.MTU_1024, receive_buffers=0, options=options
+        ) as pair:
+            buffer = bytearray(5000)
+            await asyncio.sleep(60)
+            completion = await pair.post_recv(buffer)
+            return bytes(buffer[: completion.byte_len])
+
+    async def early(host: Host, table: dict[str, Any]) -> None:
+        async with connected(host, table, "early", "late", Mtu.MTU_1024) as pair:
+            await pair.send(pattern(1, 5000))
+
+    async def scenario(simulation: Simulation) -> None:
+        one, two = simulation.host("one"), simulation.host("two")
+        simulation.link(latency=0.001)
+        table: dict[str, Any] = {}
+        received, _ = await asyncio.gather(one.run(late, one, table), two.run(early, two, table))
+        assert received == pattern(1, 5000)
+
+    simulate(scenario, seed=1)

@@ -484,6 +484,8 @@ static void is_unready(struct sw_packets *packets, struct sw_send *send, uint8_t
         return;
     }
     requester->unready_tries++;
+    requester->tries = 0; /* it answers */
+    requester->has_progress = 1;
     go_back(packets);
     (void)sw_call_later(&requester->pause, unready_milliseconds(syndrome));
 }
