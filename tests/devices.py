@@ -7,11 +7,14 @@ A folder of such tests imports the three fixtures in its conftest.py, which is w
 apply them there; tests import the rest from here.
 """
 
+import fcntl
 import gc
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -279,13 +282,29 @@ def provider_under_test() -> Provider:
 
 
 @pytest.fixture(autouse=True)
-def required_capabilities(request: pytest.FixtureRequest, device: DeviceUnderTest) -> None:
-    for marker in request.node.iter_markers("capability"):
-        (name,) = marker.args
+def required_capabilities(
+    request: pytest.FixtureRequest, device: DeviceUnderTest
+) -> Iterator[None]:
+    names = [marker.args[0] for marker in request.node.iter_markers("capability")]
+    for name in names:
         assert name in CAPABILITIES, f"no device and no machine lacks {name}"
         reason = device.lacks(name)
         if reason:
             pytest.skip(reason)
+    if device.name == SOFTWARE and "queue pairs by hand" in names:
+        with alone_on_roce_port():
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def alone_on_roce_port() -> Iterator[None]:
+    """One test after the other: what waits at a socket of RoCE's port is lost when its process
+    ends, also if it was for another process, and UC and UD send nothing again."""
+    with open(Path(tempfile.gettempdir()) / f"aiordma-roce-{os.geteuid()}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def kernel_objects(device: str) -> dict[str, int]:

@@ -2,16 +2,27 @@
 with itself as the peer."""
 
 import signal
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
 from tests.devices import ADDRESS
-from tests.interop.programs import AS_ORDINARY_USER, running
+from tests.interop.programs import Program
+from tests.interop.programs import running as running_as
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.anyio, pytest.mark.natively]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.natively,
+    pytest.mark.capability("queue pairs by hand"),
+]
 
 DEVICE = "software_roce"
+
+
+def running(*words: str | int, status: int | None = 0) -> AbstractAsyncContextManager[Program]:
+    """As this user: RoCE's port belongs to one user, and other tests run meanwhile."""
+    return running_as(*words, status=status, as_nobody=False)
 
 
 @pytest.mark.parametrize("options", [(), ("-e",)], ids=["polling", "events"])
@@ -71,15 +82,3 @@ async def test_processes_that_share_the_port_outlive_one_of_them() -> None:
                 await client.has_written("remote address")
                 first.stop(signal.SIGTERM)
     assert "20000 iters in" in client.output
-
-
-async def test_another_users_processes_have_the_port() -> None:
-    words = ("ibv_rc_pingpong", "-d", DEVICE, "-g", 0)
-    async with running(*words, "-p", free_port(), status=None, as_nobody=False) as first:
-        await first.has_written("local address")
-        if not AS_ORDINARY_USER:
-            pytest.skip("only root can run the programs of two users")
-        async with running(*words, "-p", free_port(), status=1) as second:
-            pass
-        first.stop(signal.SIGTERM)
-    assert "Couldn't create QP" in second.output

@@ -1,15 +1,12 @@
 /* RoCE's UDP port: see roce_port.h. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE 1 /* struct ucred */
-#endif
 #include "roce_port.h"
 
 #include <errno.h>
 #include <linux/filter.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "engine.h"
@@ -18,13 +15,16 @@
 enum {
     BURST = 64, /* packets in a row */
     SLOTS = 256,
+    SLOT_ADDRESS = 0x7f2f5b00, /* 127.47.91.0, and the slot */
+    SLOT_PORT = 4796,
     SLOT_SHIFT = 16,
     TRIES = 4096,
     MOST_BATCH = 64, /* as many as the kernel takes */
     BATCH_BYTES = 65000,
     MOST_MERIT = 4,
     DEMERIT = 2,
-    QPN_BYTE = 5, /* of the packet: the upper 8 bits of the number that it is for */
+    MOST_PAUSES = 100, /* 10 ms */
+    QPN_BYTE = 5,      /* of the packet: the upper 8 bits of the number that it is for */
 };
 
 static struct {
@@ -35,14 +35,21 @@ static struct {
     struct sw_progress *served; /* of the queue pairs of this burst; NULL: of none, or of several */
     int is_mixed;
     struct sw_udp udp;
-    struct sw_watch
-        passed; /* packets that other processes pass on. In a simulation there are none */
+    struct sw_watch passed; /* packets that other processes pass on; not in a simulation */
+    struct sw_udp own;      /* their socket */
     uint32_t slot;
     struct sw_due *due;
-    uint64_t foreign; /* packets that were passed on */
 } port;
 
 const struct sw_state sw_roce_port_state = {&port, sizeof(port)};
+
+static void map_ipv4(struct in6_addr *to, uint32_t address)
+{
+    memset(to, 0, sizeof(*to));
+    memset(to->s6_addr + 10, 0xff, 2);
+    for (int i = 0; i < 4; i++)
+        to->s6_addr[12 + i] = (uint8_t)(address >> (24 - 8 * i));
+}
 
 /* -- what is due at the end of a burst ------------------------------------------------------- */
 
@@ -76,66 +83,52 @@ static void run_due(void)
     }
 }
 
-/* -- slots: each is an abstract unix socket of this network namespace ------------------------- */
+/* -- slots: each is an address of the loopback interface, at a port of their own --------------- */
 
+/* A packet for another process: where it came from, and its bytes. */
 struct passed_on {
     struct sw_udp_route route;
-    size_t size;
+    uint8_t bytes[SW_ROCE_MOST];
 };
 
-static socklen_t name_of(uint32_t slot, struct sockaddr_un *name)
+static struct sockaddr_in slot_address(uint32_t slot)
 {
-    memset(name, 0, sizeof(*name));
-    name->sun_family = AF_UNIX;
-    int size = snprintf(name->sun_path + 1, sizeof(name->sun_path) - 1, "aiordma-roce-%u-%u",
-                        (unsigned int)geteuid(), slot);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)size);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(SLOT_PORT)};
+
+    address.sin_addr.s_addr = htonl(SLOT_ADDRESS | slot);
+    return address;
 }
 
-/* Take the first free slot. */
+/* Take the first free slot. EAGAIN: there are too many processes. */
 static int take_slot(void)
 {
-    struct sockaddr_un name;
-    int yes = 1;
-
-    if (sw_system->is_simulated)
-        return 0; /* each host has one process */
-    int fd = sw_system->socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return errno;
     int error = EADDRINUSE;
+
     for (port.slot = 0; error == EADDRINUSE && port.slot < SLOTS; port.slot++) {
-        socklen_t size = name_of(port.slot, &name);
-        error = sw_system->bind(fd, (struct sockaddr *)&name, size) ? errno : 0;
+        struct sockaddr_in address = slot_address(port.slot);
+        error = sw_udp_open(&port.own, (struct sockaddr *)&address, 0);
     }
     port.slot--;
-    if (!error && sw_system->setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &yes, sizeof(yes)))
-        error = errno;
-    if (error) {
-        sw_system->close(fd);
-        return error == EADDRINUSE ? EAGAIN : error; /* EAGAIN: too many processes */
-    }
-    port.passed.fd = fd;
-    return 0;
+    return error == EADDRINUSE ? EAGAIN : error;
 }
 
-/* Pass a packet on to the process of a slot. If there is none, or it is busy, the packet is lost. */
-static void pass_on(uint32_t slot, const struct sw_udp_route *route, uint8_t *bytes, size_t size)
+/*
+ * Pass a packet on to the process of a slot. If there is none, or it is busy, the packet is lost. It
+ * comes from this port, which only processes of this user have: so the other one believes it.
+ */
+static void pass_on(uint32_t slot, const struct sw_udp_route *route, const uint8_t *bytes,
+                    size_t size)
 {
-    struct sockaddr_un name;
-    struct passed_on head = {.route = *route, .size = size};
-    struct iovec parts[] = {{&head, sizeof(head)}, {bytes, size}};
-    struct msghdr message = {
-        .msg_name = &name,
-        .msg_namelen = name_of(slot, &name),
-        .msg_iov = parts,
-        .msg_iovlen = 2,
-    };
+    struct passed_on packet;
+    struct sw_udp_route to = {.path.destination_port = SLOT_PORT};
 
-    port.foreign++;
-    if (sw_system->sendmsg(port.passed.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
-        /* Lost, as any packet can be. */
-    }
+    if (size > sizeof(packet.bytes))
+        return;
+    map_ipv4(&to.path.source, INADDR_LOOPBACK);
+    map_ipv4(&to.path.destination, SLOT_ADDRESS | slot);
+    packet.route = *route;
+    memcpy(packet.bytes, bytes, size);
+    (void)sw_udp_send(&port.udp, &to, &packet, offsetof(struct passed_on, bytes) + size);
 }
 
 /* -- packets ---------------------------------------------------------------------------------- */
@@ -198,47 +191,23 @@ static void ready(struct sw_watch *watch, uint32_t events)
         judge(sw_device.completions != completions);
 }
 
-/* Read a packet that another process of the same user passed on. Returns its size, or -1. */
-static ssize_t receive_passed(struct passed_on *head, uint8_t *bytes, size_t room)
-{
-    struct ucred credentials = {.uid = (uid_t)-1};
-    union {
-        struct cmsghdr aligned;
-        char bytes[CMSG_SPACE(sizeof(struct ucred))];
-    } control;
-    struct iovec parts[] = {{head, sizeof(*head)}, {bytes, room}};
-    struct msghdr message = {.msg_iov = parts,
-                             .msg_iovlen = 2,
-                             .msg_control = &control,
-                             .msg_controllen = sizeof(control)};
-
-    ssize_t size = sw_system->recvmsg(port.passed.fd, &message, 0);
-    if (size < 0)
-        return -1;
-    for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header;
-         header = CMSG_NXTHDR(&message, header))
-        if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_CREDENTIALS)
-            memcpy(&credentials, CMSG_DATA(header), sizeof(credentials));
-    /* Only who could have read the port says where a packet came from. */
-    if (credentials.uid != geteuid() || (size_t)size < sizeof(*head) ||
-        (size_t)size != sizeof(*head) + head->size)
-        return 0;
-    return (ssize_t)head->size;
-}
-
+/* Packets that other processes of this user pass on. */
 static void passed_ready(struct sw_watch *watch, uint32_t events)
 {
-    uint8_t bytes[SW_ROCE_MOST];
-    struct passed_on head;
+    const size_t head = offsetof(struct passed_on, bytes);
+    struct passed_on packet;
+    struct sw_udp_route from;
 
     (void)watch, (void)events;
     for (int i = 0; i < BURST && port.users && !sw_turn_is_over(); i++) {
-        ssize_t size = receive_passed(&head, bytes, sizeof(bytes));
-        if (size < 0)
+        ssize_t size = sw_udp_receive(&port.own, &packet, sizeof(packet), &from, NULL);
+        if (size < 0 && errno == EAGAIN)
             break;
         sw_add_work(SW_FRAME_WORK + SW_DATAGRAM_MTU);
-        if (size)
-            arrived(&head.route, bytes, (size_t)size, 0);
+        if (size < (ssize_t)head || (size_t)size > sizeof(packet) ||
+            from.path.source_port != SW_ROCE_PORT || from.path.source.s6_addr[12] != 127)
+            continue;
+        arrived(&packet.route, packet.bytes, (size_t)size - head, 0);
     }
     run_due();
 }
@@ -331,34 +300,74 @@ static void steer(int fd)
     }
 }
 
-static int open_port(void)
+/*
+ * Processes that open the port at the same time would get slots in another order than the kernel's:
+ * let one after the other do it. A name of the kernel's is the key, which it takes back from a
+ * process that ends. Returns its descriptor; -1: it cannot be had, and the order does not matter that
+ * much.
+ */
+static int take_key(void)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX, .sun_path = "\0aiordma-roce"};
+    const struct timespec pause = {.tv_nsec = 100000};
+    int fd = sw_system->is_simulated
+                 ? -1
+                 : sw_system->socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+    for (int i = 0; fd >= 0 && i < MOST_PAUSES; i++) {
+        if (!sw_system->bind(fd, (struct sockaddr *)&name, sizeof(name)))
+            return fd;
+        nanosleep(&pause, NULL);
+    }
+    if (fd >= 0)
+        sw_system->close(fd);
+    return -1;
+}
+
+static int open_sockets(void)
 {
     struct sockaddr_in6 ipv6 = {.sin6_family = AF_INET6, .sin6_port = htons(SW_ROCE_PORT)};
     struct sockaddr_in ipv4 = {.sin_family = AF_INET, .sin_port = htons(SW_ROCE_PORT)};
+    const int flags = SW_UDP_PORT_SHARED | SW_UDP_SEVERAL;
 
-    int error = take_slot();
+    int error = sw_system->is_simulated ? 0 : take_slot();
     if (error)
         return error;
-    error = sw_udp_open(&port.udp, (struct sockaddr *)&ipv6, SW_UDP_PORT_SHARED | SW_UDP_SEVERAL);
+    error = sw_udp_open(&port.udp, (struct sockaddr *)&ipv6, flags);
     if (error == EAFNOSUPPORT || error == EADDRNOTAVAIL)
-        error =
-            sw_udp_open(&port.udp, (struct sockaddr *)&ipv4, SW_UDP_PORT_SHARED | SW_UDP_SEVERAL);
-    if (!error) {
-        steer(port.udp.fd);
-        port.watch.ready = ready;
-        port.member.watch = &port.watch;
-        error = sw_progress_watch(NULL, &port.member, port.udp.fd, EPOLLIN);
-        if (!error && !sw_system->is_simulated) {
-            port.passed.ready = passed_ready;
-            error = sw_watch(&port.passed, port.passed.fd, EPOLLIN);
-        }
-        if (error) {
-            sw_progress_unwatch(&port.member);
-            sw_udp_close(&port.udp);
-        }
-    }
+        error = sw_udp_open(&port.udp, (struct sockaddr *)&ipv4, flags);
     if (error && !sw_system->is_simulated)
-        sw_system->close(port.passed.fd);
+        sw_udp_close(&port.own);
+    return error;
+}
+
+static void close_port(void)
+{
+    sw_progress_unwatch(&port.member);
+    sw_udp_close(&port.udp);
+    if (sw_system->is_simulated)
+        return;
+    sw_unwatch(&port.passed);
+    sw_udp_close(&port.own);
+}
+
+static int open_port(void)
+{
+    int key = take_key(), error = open_sockets();
+
+    if (key >= 0)
+        sw_system->close(key);
+    if (error)
+        return error;
+    steer(port.udp.fd);
+    port.watch.ready = ready;
+    port.member.watch = &port.watch;
+    port.passed.ready = passed_ready;
+    error = sw_progress_watch(NULL, &port.member, port.udp.fd, EPOLLIN);
+    if (!error && !sw_system->is_simulated)
+        error = sw_watch(&port.passed, port.own.fd, EPOLLIN);
+    if (error)
+        close_port();
     return error;
 }
 
@@ -391,12 +400,7 @@ void sw_roce_port_leave(void)
 {
     if (--port.users)
         return;
-    sw_progress_unwatch(&port.member);
-    sw_udp_close(&port.udp);
-    if (port.passed.slot) {
-        sw_unwatch(&port.passed);
-        sw_system->close(port.passed.fd);
-    }
+    close_port();
 }
 
 void sw_roce_port_forked(void)
