@@ -134,8 +134,9 @@ def test_bash_completes_at_the_tab(tmp_path: Path) -> None:
         see("ready> ")
         for typed, completed in (
             ("aiordma inf", "aiordma info "),
-            ("soft", "aiordma info software "),
-            ("--js", "aiordma info software --json "),
+            ("soft", "aiordma info software"),
+            ("_", "aiordma info software_roce "),
+            ("--js", "aiordma info software_roce --json "),
         ):
             _ = os.write(ours, f"{typed}\t".encode())
             see(completed)
