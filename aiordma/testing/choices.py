@@ -47,7 +47,7 @@ class Choices:
     def __init__(self, seed: int | str, kept: Iterable[Range] | None = None) -> None:
         self.kept: list[Range] | None = None if kept is None else _merged(kept)
         self.made: list[int] = []
-        self.now = 0.0
+        self.now: float = 0.0
         if isinstance(seed, str):
             found = _TEXT.fullmatch(seed)
             if found is None:
