@@ -76,9 +76,10 @@ async def _pair(listener: aiordma.Listener, server: str, client: str, *, is_clie
     return Pair(ours, theirs) if is_clients else Pair(theirs, ours)
 
 
-def start(command: str) -> None:
+def start(command: str) -> subprocess.Popen[bytes]:
     """Start a shell command, and do not wait: a device is deleted once this process has ended."""
-    subprocess.Popen(["sh", "-ec", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(["sh", "-ec", command], stdout=quiet, stderr=quiet)
 
 
 async def _lost(server: str, client: str, cut: str) -> Found:
