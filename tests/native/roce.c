@@ -4,7 +4,7 @@
  * a network card.
  */
 #include "software/roce.h"
-#include "software/sidr.h"
+#include "software/cm_messages.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -21,7 +21,7 @@ FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'aiordm
         ("crc32c", ("crc32c.c",)),
         ("crc32", ("crc32.c",)),
         ("mapping", ()),
-        ("roce", ("roce.c", "crc32.c", "sidr.c")),
+        ("roce", ("roce.c", "crc32.c", "cm_messages.c")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -15,6 +15,8 @@ struct aiordma_software_counts {
  * child creates itself work.
  */
 const struct aiordma_provider *aiordma_software(void);
+/* The same calls, but rdma_create_id makes identifiers of the RoCE device. */
+const struct aiordma_provider *aiordma_software_roce(void);
 
 /* For the libraries of exported/: the place of an identifier where they keep what is theirs. */
 void **aiordma_software_slot(struct rdma_cm_id *id);

@@ -42,8 +42,10 @@ static void capture(void)
 static void begin(void)
 {
     const char *held = getenv("AIORDMA_SOFTWARE_HELD_MIB"), *file = getenv("AIORDMA_CAPTURE");
+    const char *device = getenv("AIORDMA_DEVICE");
 
-    calls = aiordma_software();
+    calls =
+        device && !strcmp(device, "software_roce") ? aiordma_software_roce() : aiordma_software();
     if (held)
         aiordma_software_limit_held(mebibytes(held));
     if (!calls || !file || !file[0])

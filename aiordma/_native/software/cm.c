@@ -10,6 +10,7 @@
 #include "cm_addresses.h"
 #include "cm_datagram.h"
 #include "cm_listen.h"
+#include "cm_roce.h"
 
 enum { DEFAULT_BACKLOG = 1024, DEFAULT_RETRIES = 7, MOST_TIMEOUT_EXPONENT = 31 };
 
@@ -18,21 +19,35 @@ static const struct aiordma_provider *calls;
 
 /* -- identifiers --------------------------------------------------------------------------- */
 
-static int create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context,
-                     enum rdma_port_space port_space)
+static int make_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context,
+                   enum rdma_port_space port_space, int is_roce)
 {
+    const struct sw_port_space *connected = is_roce ? &sw_roce_space : &sw_stream_space;
+
     /* Without a channel rdma_create_id makes a synchronous identifier, which is not supported. */
     if (!channel || !id || (port_space != RDMA_PS_TCP && port_space != RDMA_PS_UDP))
         return sw_result(EINVAL);
     sw_lock();
     struct sw_identifier *identifier =
-        sw_new_identifier(channel, context, port_space,
-                          port_space == RDMA_PS_TCP ? &sw_stream_space : &sw_datagram_space);
+        sw_new_identifier(channel, context, port_space, is_roce,
+                          port_space == RDMA_PS_TCP ? connected : &sw_datagram_space);
     sw_unlock();
     if (!identifier)
         return sw_result(ENOMEM);
     *id = &identifier->ibv;
     return 0;
+}
+
+static int create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context,
+                     enum rdma_port_space port_space)
+{
+    return make_id(channel, id, context, port_space, 0);
+}
+
+static int create_roce_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context,
+                          enum rdma_port_space port_space)
+{
+    return make_id(channel, id, context, port_space, 1);
 }
 
 /* -- queue pairs --------------------------------------------------------------------------- */
@@ -169,12 +184,18 @@ static int init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *ma
         return sw_result(EINVAL);
     memset(attr, 0, sizeof(*attr));
     attr->qp_state = state;
-    /* Nothing: the connection itself moves its queue pair to RTS, as in the kernel. */
+    /* Of iWARP, nothing: the connection itself moves its queue pair to RTS, as in the kernel. */
     *mask = 0;
     if (state == IBV_QPS_INIT)
         fill_init(attr, mask, is_datagram);
     else if (is_datagram)
         *mask = IBV_QP_STATE | (state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0);
+    else if (sw_identifier_of(id)->space->describe) {
+        sw_lock();
+        *mask = sw_identifier_of(id)->space->describe(sw_identifier_of(id), attr);
+        sw_unlock();
+        return sw_result(*mask ? 0 : EINVAL);
+    }
     return 0;
 }
 
@@ -195,10 +216,10 @@ static int keep_parameters(struct sw_identifier *identifier,
         return EINVAL;
     if (!parameters)
         parameters = &defaults;
-    if (sw_is_stream(identifier) && ((parameters->responder_resources != RDMA_MAX_RESP_RES &&
-                                      parameters->responder_resources > SW_MOST_DEPTH) ||
-                                     (parameters->initiator_depth != RDMA_MAX_INIT_DEPTH &&
-                                      parameters->initiator_depth > SW_MOST_DEPTH)))
+    if (sw_is_connected(identifier) && ((parameters->responder_resources != RDMA_MAX_RESP_RES &&
+                                         parameters->responder_resources > SW_MOST_DEPTH) ||
+                                        (parameters->initiator_depth != RDMA_MAX_INIT_DEPTH &&
+                                         parameters->initiator_depth > SW_MOST_DEPTH)))
         return EINVAL;
     identifier->parameters = *parameters;
     if (!parameters->private_data)
@@ -305,11 +326,20 @@ static int cm_disconnect(struct rdma_cm_id *id)
 /* rdma_establish replies to CONNECT_RESPONSE, an event that iWARP does not have. */
 static int establish(struct rdma_cm_id *id)
 {
-    (void)id;
-    return sw_result(EINVAL);
+    struct sw_identifier *identifier = sw_identifier_of(id);
+
+    if (!id || !identifier->space->establish)
+        return sw_result(EINVAL);
+    sw_lock();
+    int error = identifier->space->establish(identifier);
+    sw_unlock();
+    return sw_result(error);
 }
 
-/* The stream itself reports the peer's first frame, as the kernel's iWARP devices do. */
+/*
+ * The stream itself reports the peer's first frame, as the kernel's iWARP devices do. Over RoCE, the
+ * peer's answer (RTU) does, which arrives for certain: its reply is repeated until then.
+ */
 static int notify(struct rdma_cm_id *id, enum ibv_event_type event)
 {
     struct sw_identifier *identifier = sw_identifier_of(id);
@@ -319,7 +349,7 @@ static int notify(struct rdma_cm_id *id, enum ibv_event_type event)
     if (!id)
         return sw_result(EINVAL);
     sw_lock();
-    if (sw_is_stream(identifier) &&
+    if (sw_is_connected(identifier) &&
         (identifier->state == SW_CM_ACCEPTING || identifier->state == SW_CM_CONNECTED))
         error = 0;
     sw_unlock();
@@ -361,7 +391,7 @@ static int set_identifiers_option(struct sw_identifier *identifier, int name, co
         identifier->has_tos = 1;
         return 0;
     case RDMA_OPTION_ID_ACK_TIMEOUT:
-        if (!sw_is_stream(identifier) || number > MOST_TIMEOUT_EXPONENT)
+        if (!sw_is_connected(identifier) || number > MOST_TIMEOUT_EXPONENT)
             return EINVAL;
         identifier->ack_timeout = (uint8_t)number;
         identifier->has_ack_timeout = 1;
@@ -391,6 +421,12 @@ static int set_option(struct rdma_cm_id *id, int level, int name, void *value, s
     int error = set_identifiers_option(sw_identifier_of(id), name, value, length);
     sw_unlock();
     return sw_result(error);
+}
+
+void sw_fill_roce_cm(struct aiordma_provider *table)
+{
+    table->create_id = create_roce_id;
+    sw_roce_port_serve(&sw_roce_services);
 }
 
 void sw_fill_cm(struct aiordma_provider *table)

@@ -5,5 +5,7 @@
 #include "../provider.h"
 
 void sw_fill_cm(struct aiordma_provider *table);
+/* The same calls, but for identifiers of the RoCE device. */
+void sw_fill_roce_cm(struct aiordma_provider *table);
 
 #endif

@@ -70,7 +70,7 @@ int sw_check_port(struct sw_identifier *identifier, int may_share)
     for (struct sw_identifier *each = sw_identifiers; each; each = each->next) {
         struct sockaddr *taken = &each->ibv.route.addr.src_addr;
         if (each == identifier || !each->has_port || each->ibv.ps != identifier->ibv.ps ||
-            *sw_port_of(taken) != port)
+            each->is_roce != identifier->is_roce || *sw_port_of(taken) != port)
             continue;
         if (may_share && identifier->reuse_address && each->reuse_address)
             continue;
@@ -93,12 +93,13 @@ int sw_bind_device(struct sw_identifier *identifier)
     if (is_wildcard(&addresses->src_addr))
         return 0;
     sw_gid_of(&addresses->src_addr, &gids->sgid);
-    if (sw_is_stream(identifier) ? !sw_is_local(&gids->sgid) : sw_gid_index(&gids->sgid) < 0)
+    int is_stream = sw_is_connected(identifier) && !identifier->is_roce;
+    if (is_stream ? !sw_is_local(&gids->sgid) : sw_gid_index(&gids->sgid) < 0)
         return errno;
     if (addresses->dst_addr.sa_family)
         sw_gid_of(&addresses->dst_addr, &gids->dgid);
     gids->pkey = htobe16(0xffff);
-    struct sw_context *context = sw_manager_context();
+    struct sw_context *context = sw_manager_context(identifier->is_roce);
     if (!context)
         return errno;
     identifier->ibv.verbs = &context->verbs.context;

@@ -14,7 +14,7 @@
 #include "cm_addresses.h"
 #include "gids.h"
 #include "group.h"
-#include "sidr.h"
+#include "cm_messages.h"
 #include "udp.h"
 
 enum {

@@ -225,7 +225,7 @@ static int close_device(struct ibv_context *public)
     struct sw_context *context = sw_context_of(public), **link = &sw_device.own.contexts;
     sw_lock();
     /* Those of the connection manager are shared. */
-    if (context->objects || context == sw_device.own.manager || context == sw_device.own.by_hand) {
+    if (context->objects || context == sw_device.own.manager || context == sw_device.own.roce) {
         sw_unlock();
         return EBUSY;
     }
@@ -240,11 +240,13 @@ static int close_device(struct ibv_context *public)
     return 0;
 }
 
-struct sw_context *sw_manager_context(void)
+struct sw_context *sw_manager_context(int of_roce)
 {
-    if (!sw_device.own.manager)
-        sw_device.own.manager = new_context(&sw_device.ibv);
-    return sw_device.own.manager;
+    struct sw_context **context = of_roce ? &sw_device.own.roce : &sw_device.own.manager;
+
+    if (!*context)
+        *context = new_context(of_roce ? &sw_device.roce : &sw_device.ibv);
+    return *context;
 }
 
 static struct ibv_context **get_devices(int *count)
@@ -254,10 +256,8 @@ static struct ibv_context **get_devices(int *count)
     if (!list)
         return NULL;
     sw_lock();
-    struct sw_context *context = sw_manager_context();
-    if (context && !sw_device.own.by_hand)
-        sw_device.own.by_hand = new_context(&sw_device.roce);
-    struct sw_context *other = sw_device.own.by_hand;
+    struct sw_context *context = sw_manager_context(0);
+    struct sw_context *other = context ? sw_manager_context(1) : NULL;
     sw_unlock();
     if (!context || !other) {
         int error = errno;

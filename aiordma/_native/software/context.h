@@ -8,10 +8,10 @@
 #include "events.h"
 
 /*
- * Find or open the context that identifiers get. It is never closed: librdmacm, too, keeps one of
- * each device for the life of the process. NULL: ENOMEM, or no descriptor.
+ * Find or open the context that identifiers get, of either device. It is never closed: librdmacm,
+ * too, keeps one of each device for the life of the process. NULL: ENOMEM, or no descriptor.
  */
-struct sw_context *sw_manager_context(void);
+struct sw_context *sw_manager_context(int of_roce);
 
 /* Whether a context is one of the RoCE device. */
 int sw_is_roce(const struct ibv_context *context);

@@ -45,7 +45,7 @@ struct sw_device {
     struct sw_own {
         struct sw_context *contexts; /* all open contexts */
         struct sw_context *manager;  /* the connection manager's, once it is open */
-        struct sw_context *by_hand;  /* the one of the RoCE device that rdma_get_devices lists */
+        struct sw_context *roce;     /* the same, of the RoCE device */
     } own;
     uint64_t completions, reads; /* counts: completions made, and reads of streams */
     struct aiordma_software_counts counts;

@@ -128,7 +128,7 @@ void sw_set_private_data(struct sw_event *event, const void *data, size_t size)
     if (!size)
         return;
     memcpy(event->private_data, data, size);
-    if (!sw_is_stream(event->counted)) {
+    if (!sw_is_connected(event->counted)) {
         event->ibv.param.ud.private_data = event->private_data;
         event->ibv.param.ud.private_data_len = (uint8_t)size;
     } else {
@@ -173,7 +173,7 @@ void sw_drop_group_events(struct sw_identifier *identifier, const union ibv_gid 
 /* -- identifiers: created and destroyed -------------------------------------------------------- */
 
 struct sw_identifier *sw_new_identifier(struct rdma_event_channel *channel, void *context,
-                                        enum rdma_port_space port_space,
+                                        enum rdma_port_space port_space, int is_roce,
                                         const struct sw_port_space *space)
 {
     struct sw_identifier *identifier = calloc(1, sizeof(*identifier));
@@ -186,6 +186,7 @@ struct sw_identifier *sw_new_identifier(struct rdma_event_channel *channel, void
     }
     identifier->last_event = last_event;
     identifier->space = space;
+    identifier->is_roce = is_roce;
     identifier->ibv.channel = channel;
     identifier->ibv.context = context;
     identifier->ibv.ps = port_space;
@@ -203,8 +204,9 @@ struct sw_identifier *sw_new_identifier(struct rdma_event_channel *channel, void
 
 struct sw_identifier *sw_new_requesting(struct sw_identifier *listener)
 {
-    struct sw_identifier *identifier = sw_new_identifier(
-        listener->ibv.channel, listener->ibv.context, listener->ibv.ps, listener->space);
+    struct sw_identifier *identifier =
+        sw_new_identifier(listener->ibv.channel, listener->ibv.context, listener->ibv.ps,
+                          listener->is_roce, listener->space);
 
     if (!identifier)
         return NULL;

@@ -40,8 +40,8 @@ enum sw_cm_state {
 
 /*
  * The operations of a port space on its identifiers: cm_stream.c and cm_listen.c implement
- * RDMA_PS_TCP, cm_datagram.c implements RDMA_PS_UDP. Most are calls of rdma_cma.h, made with the
- * lock held. The caller has checked the identifier's state, and stored what connect or accept was
+ * RDMA_PS_TCP over iWARP, cm_roce.c over RoCE, cm_datagram.c implements RDMA_PS_UDP. Most are calls
+ * of rdma_cma.h, made with the lock held. The caller has checked the identifier's state, and stored what connect or accept was
  * given in parameters.
  */
 struct sw_port_space {
@@ -52,6 +52,10 @@ struct sw_port_space {
     int (*accept)(struct sw_identifier *identifier);
     int (*reject)(struct sw_identifier *identifier);
     int (*disconnect)(struct sw_identifier *identifier);
+    /* The program connects the queue pair itself. NULL: it cannot. */
+    int (*establish)(struct sw_identifier *identifier);
+    /* Fill in the attributes for attr->qp_state, RTR or RTS. Returns their mask. NULL: it is 0. */
+    int (*describe)(struct sw_identifier *identifier, struct ibv_qp_attr *attr);
     void (*request_taken)(struct sw_identifier *listener); /* no more in the channel, or dropped */
     void (*forget)(struct sw_identifier *identifier);      /* the identifier is being destroyed */
     void (*forked)(struct sw_identifier *identifier);      /* in a fork's child: close its socket */
@@ -70,8 +74,10 @@ struct sw_identifier {
     struct rdma_conn_param parameters; /* of connect or accept; private_data in private_data[] */
     uint8_t private_data[256];
     struct sw_event *last_event; /* allocated in advance, so that the end can be reported */
+    int is_roce; /* of the RoCE device */
     const struct sw_port_space *space;
-    struct sw_connection *connection; /* RDMA_PS_TCP (cm_stream.c) */
+    struct sw_connection *connection;     /* RDMA_PS_TCP over iWARP (cm_stream.c) */
+    struct sw_conversation *conversation; /* RDMA_PS_TCP over RoCE (cm_roce.c) */
     struct sw_service *service;       /* RDMA_PS_UDP (cm_datagram.c) */
     struct sw_membership *groups;     /* joined groups (group.c) */
     void *slot;                       /* of exported/: aiordma_software_slot */
@@ -84,7 +90,7 @@ static inline struct sw_identifier *sw_identifier_of(struct rdma_cm_id *id)
     return (struct sw_identifier *)id;
 }
 
-static inline int sw_is_stream(const struct sw_identifier *identifier)
+static inline int sw_is_connected(const struct sw_identifier *identifier)
 {
     return identifier->ibv.ps == RDMA_PS_TCP;
 }
@@ -100,7 +106,7 @@ static inline int sw_result(int error)
 
 /* Create an identifier. NULL: out of memory. */
 struct sw_identifier *sw_new_identifier(struct rdma_event_channel *channel, void *context,
-                                        enum rdma_port_space port_space,
+                                        enum rdma_port_space port_space, int is_roce,
                                         const struct sw_port_space *space);
 /* Create the identifier for a request, on the listener's channel. NULL: out of memory. */
 struct sw_identifier *sw_new_requesting(struct sw_identifier *listener);

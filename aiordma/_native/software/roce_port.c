@@ -9,14 +9,16 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cm_messages.h"
 #include "engine.h"
-#include "udp.h"
 
 enum {
     BURST = 64, /* packets in a row */
     SLOTS = 256,
     SLOT_ADDRESS = 0x7f2f5b00, /* 127.47.91.0, and the slot */
     SLOT_PORT = 4796,
+    CLAIM_ADDRESS = 0x7f2f5c00, /* 127.47.92.0, and the space; the claimed number is the port */
+    NUMBER_SHIFT = 24,
     SLOT_SHIFT = 16,
     TRIES = 4096,
     MOST_BATCH = 64, /* as many as the kernel takes */
@@ -35,11 +37,12 @@ static struct {
     struct sw_progress *served; /* of the queue pairs of this burst; NULL: of none, or of several */
     int is_mixed;
     struct sw_udp udp;
-    struct sw_watch passed; /* packets that other processes pass on; not in a simulation */
-    struct sw_udp own;      /* their socket */
+    struct sw_claim own; /* packets that other processes pass on; not in a simulation */
     uint32_t slot;
     struct sw_due *due;
 } port;
+
+static const struct sw_services *services;
 
 const struct sw_state sw_roce_port_state = {&port, sizeof(port)};
 
@@ -91,12 +94,14 @@ struct passed_on {
     uint8_t bytes[SW_ROCE_MOST];
 };
 
-static struct sockaddr_in slot_address(uint32_t slot)
+static int open_claim(struct sw_claim *claim, uint32_t host, uint16_t number)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(SLOT_PORT)};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(number)};
 
-    address.sin_addr.s_addr = htonl(SLOT_ADDRESS | slot);
-    return address;
+    address.sin_addr.s_addr = htonl(host);
+    int error = sw_udp_open(&claim->udp, (struct sockaddr *)&address, 0);
+    claim->is_open = !error;
+    return error;
 }
 
 /* Take the first free slot. EAGAIN: there are too many processes. */
@@ -104,28 +109,26 @@ static int take_slot(void)
 {
     int error = EADDRINUSE;
 
-    for (port.slot = 0; error == EADDRINUSE && port.slot < SLOTS; port.slot++) {
-        struct sockaddr_in address = slot_address(port.slot);
-        error = sw_udp_open(&port.own, (struct sockaddr *)&address, 0);
-    }
+    for (port.slot = 0; error == EADDRINUSE && port.slot < SLOTS; port.slot++)
+        error = open_claim(&port.own, SLOT_ADDRESS | port.slot, SLOT_PORT);
     port.slot--;
     return error == EADDRINUSE ? EAGAIN : error;
 }
 
 /*
- * Pass a packet on to the process of a slot. If there is none, or it is busy, the packet is lost. It
- * comes from this port, which only processes of this user have: so the other one believes it.
+ * Pass a packet on to another process. If there is none, or it is busy, the packet is lost. It comes
+ * from this port, which only processes of this user have: so the other one believes it.
  */
-static void pass_on(uint32_t slot, const struct sw_udp_route *route, const uint8_t *bytes,
-                    size_t size)
+static void pass_on(uint32_t host, uint16_t number, const struct sw_udp_route *route,
+                    const uint8_t *bytes, size_t size)
 {
     struct passed_on packet;
-    struct sw_udp_route to = {.path.destination_port = SLOT_PORT};
+    struct sw_udp_route to = {.path.destination_port = number};
 
-    if (size > sizeof(packet.bytes))
+    if (size > sizeof(packet.bytes) || sw_system->is_simulated)
         return;
     map_ipv4(&to.path.source, INADDR_LOOPBACK);
-    map_ipv4(&to.path.destination, SLOT_ADDRESS | slot);
+    map_ipv4(&to.path.destination, host);
     packet.route = *route;
     memcpy(packet.bytes, bytes, size);
     (void)sw_udp_send(&port.udp, &to, &packet, offsetof(struct passed_on, bytes) + size);
@@ -133,16 +136,23 @@ static void pass_on(uint32_t slot, const struct sw_udp_route *route, const uint8
 
 /* -- packets ---------------------------------------------------------------------------------- */
 
-static void arrived(const struct sw_udp_route *route, uint8_t *bytes, size_t size, int may_pass)
+static void arrived(const struct sw_udp_route *route, uint8_t *bytes, size_t size, int is_passed)
 {
     struct sw_roce_packet packet;
+    const int is_anyones = size > QPN_BYTE + 2 && !bytes[QPN_BYTE] && !bytes[QPN_BYTE + 1] &&
+                           bytes[QPN_BYTE + 2] == SW_QPN_SERVICES;
 
-    if (may_pass && size > QPN_BYTE && bytes[QPN_BYTE] != port.slot && port.passed.slot) {
-        pass_on(bytes[QPN_BYTE], route, bytes, size);
+    if (!is_passed && !is_anyones && size > QPN_BYTE && bytes[QPN_BYTE] != port.slot &&
+        port.own.is_open) {
+        pass_on(SLOT_ADDRESS | bytes[QPN_BYTE], SLOT_PORT, route, bytes, size);
         return;
     }
     if (sw_roce_read(bytes, size, &route->path, &packet))
         return;
+    if (packet.destination_qpn == SW_QPN_SERVICES) {
+        services->arrived(route, &packet, bytes, size, is_passed);
+        return;
+    }
     struct sw_queue_pair *pair = sw_find_queue_pair(packet.destination_qpn);
     if (!pair || !pair->transport->arrived)
         return;
@@ -184,7 +194,7 @@ static void ready(struct sw_watch *watch, uint32_t events)
             break;
         sw_add_work(SW_FRAME_WORK + (size < 0 ? 0 : (uint64_t)size));
         for (ssize_t at = 0; at < size && (size_t)size <= sizeof(bytes); at += (ssize_t)each)
-            arrived(&route, bytes + at, (size_t)(size - at) < each ? (size_t)(size - at) : each, 1);
+            arrived(&route, bytes + at, (size_t)(size - at) < each ? (size_t)(size - at) : each, 0);
     }
     run_due();
     if (port.users && port.served)
@@ -195,21 +205,129 @@ static void ready(struct sw_watch *watch, uint32_t events)
 static void passed_ready(struct sw_watch *watch, uint32_t events)
 {
     const size_t head = offsetof(struct passed_on, bytes);
+    struct sw_claim *claim = SW_CONTAINER(watch, struct sw_claim, watch);
     struct passed_on packet;
     struct sw_udp_route from;
 
-    (void)watch, (void)events;
-    for (int i = 0; i < BURST && port.users && !sw_turn_is_over(); i++) {
-        ssize_t size = sw_udp_receive(&port.own, &packet, sizeof(packet), &from, NULL);
+    (void)events;
+    for (int i = 0; i < BURST && claim->is_open && !sw_turn_is_over(); i++) {
+        ssize_t size = sw_udp_receive(&claim->udp, &packet, sizeof(packet), &from, NULL);
         if (size < 0 && errno == EAGAIN)
             break;
         sw_add_work(SW_FRAME_WORK + SW_DATAGRAM_MTU);
         if (size < (ssize_t)head || (size_t)size > sizeof(packet) ||
             from.path.source_port != SW_ROCE_PORT || from.path.source.s6_addr[12] != 127)
             continue;
-        arrived(&packet.route, packet.bytes, (size_t)size - head, 0);
+        arrived(&packet.route, packet.bytes, (size_t)size - head, 1);
     }
     run_due();
+}
+
+/* -- queue pair 1 ----------------------------------------------------------------------------- */
+
+void sw_roce_port_serve(const struct sw_services *by)
+{
+    services = by;
+}
+
+uint32_t sw_roce_port_number(void)
+{
+    return port.slot << NUMBER_SHIFT | (sw_random() >> (32 - NUMBER_SHIFT));
+}
+
+int sw_roce_port_is_ours(uint32_t number)
+{
+    return number >> NUMBER_SHIFT == port.slot;
+}
+
+void sw_roce_port_pass(uint32_t number, const struct sw_udp_route *route, const uint8_t *bytes,
+                       size_t size)
+{
+    pass_on(SLOT_ADDRESS | number >> NUMBER_SHIFT, SLOT_PORT, route, bytes, size);
+}
+
+/* The loopback interface says at once that nobody has the number. The owner drops the empty packet. */
+static int is_claimed(uint8_t space, uint16_t number)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(number)};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), error = 0;
+    socklen_t size = sizeof(error);
+
+    address.sin_addr.s_addr = htonl(CLAIM_ADDRESS | space);
+    if (fd < 0)
+        return 1;
+    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) ||
+        send(fd, "", 0, MSG_NOSIGNAL | MSG_DONTWAIT) ||
+        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size))
+        error = errno;
+    close(fd);
+    return error != ECONNREFUSED;
+}
+
+int sw_roce_port_pass_to_claim(uint8_t space, uint16_t number, const struct sw_udp_route *route,
+                               const uint8_t *bytes, size_t size)
+{
+    if (sw_system->is_simulated || !is_claimed(space, number))
+        return 0;
+    pass_on(CLAIM_ADDRESS | space, number, route, bytes, size);
+    return 1;
+}
+
+void sw_roce_port_answer(const struct sw_udp_route *from, const uint8_t *payload, uint32_t size)
+{
+    struct sw_udp_route route = {
+        .path.source = from->path.destination,
+        .path.destination = from->path.source,
+        .path.hop_limit = 64,
+        .interface = from->interface,
+    };
+
+    sw_roce_port_tell(&route, payload, size);
+}
+
+void sw_roce_port_tell(const struct sw_udp_route *to, const uint8_t *payload, uint32_t size)
+{
+    struct sw_udp_route route = *to;
+    uint8_t bytes[SW_ROCE_MOST];
+    const struct sw_roce_packet packet = {
+        .opcode = SW_UD_SEND_ONLY,
+        .destination_qpn = SW_QPN_SERVICES,
+        .source_qpn = SW_QPN_SERVICES,
+        .qkey = SW_QKEY_SERVICES,
+        .size = size,
+    };
+
+    route.path.source_port = route.path.destination_port = SW_ROCE_PORT;
+    const uint32_t headers = sw_roce_headers(bytes, &packet);
+    memcpy(bytes + headers, payload, size);
+    (void)sw_udp_send(&port.udp, &route, bytes,
+                      sw_roce_seal(bytes, headers + size, &route.path, 0));
+}
+
+int sw_roce_port_claim(struct sw_claim *claim, uint8_t space, uint16_t *number)
+{
+    int error = sw_system->is_simulated ? 0 : open_claim(claim, CLAIM_ADDRESS | space, *number);
+
+    if (error || !claim->is_open) /* a simulated host is one process: the caller compares */
+        return error;
+    claim->watch.ready = passed_ready;
+    error = sw_watch(&claim->watch, claim->udp.fd, EPOLLIN);
+    if (error) {
+        sw_udp_close(&claim->udp);
+        claim->is_open = 0;
+        return error;
+    }
+    *number = claim->udp.port;
+    return 0;
+}
+
+void sw_roce_port_unclaim(struct sw_claim *claim)
+{
+    if (!claim->is_open)
+        return;
+    claim->is_open = 0;
+    sw_unwatch(&claim->watch);
+    sw_udp_close(&claim->udp);
 }
 
 /* -- sending ---------------------------------------------------------------------------------- */
@@ -336,8 +454,10 @@ static int open_sockets(void)
     error = sw_udp_open(&port.udp, (struct sockaddr *)&ipv6, flags);
     if (error == EAFNOSUPPORT || error == EADDRNOTAVAIL)
         error = sw_udp_open(&port.udp, (struct sockaddr *)&ipv4, flags);
-    if (error && !sw_system->is_simulated)
-        sw_udp_close(&port.own);
+    if (error && port.own.is_open) {
+        sw_udp_close(&port.own.udp);
+        port.own.is_open = 0;
+    }
     return error;
 }
 
@@ -345,10 +465,7 @@ static void close_port(void)
 {
     sw_progress_unwatch(&port.member);
     sw_udp_close(&port.udp);
-    if (sw_system->is_simulated)
-        return;
-    sw_unwatch(&port.passed);
-    sw_udp_close(&port.own);
+    sw_roce_port_unclaim(&port.own);
 }
 
 static int open_port(void)
@@ -362,10 +479,10 @@ static int open_port(void)
     steer(port.udp.fd);
     port.watch.ready = ready;
     port.member.watch = &port.watch;
-    port.passed.ready = passed_ready;
+    port.own.watch.ready = passed_ready;
     error = sw_progress_watch(NULL, &port.member, port.udp.fd, EPOLLIN);
-    if (!error && !sw_system->is_simulated)
-        error = sw_watch(&port.passed, port.own.fd, EPOLLIN);
+    if (!error && port.own.is_open)
+        error = sw_watch(&port.own.watch, port.own.udp.fd, EPOLLIN);
     if (error)
         close_port();
     return error;
@@ -382,13 +499,20 @@ static uint32_t free_number(void)
     return 0;
 }
 
-int sw_roce_port_join(uint32_t *number)
+int sw_roce_port_enter(void)
 {
     int error = port.users ? 0 : open_port();
 
+    port.users += !error;
+    return error;
+}
+
+int sw_roce_port_join(uint32_t *number)
+{
+    int error = sw_roce_port_enter();
+
     if (error)
         return error;
-    port.users++;
     *number = free_number();
     if (*number)
         return 0;

@@ -8,7 +8,9 @@
 #ifndef AIORDMA_SOFTWARE_ROCE_PORT_H
 #define AIORDMA_SOFTWARE_ROCE_PORT_H
 
+#include "progress.h"
 #include "queue_pair.h"
+#include "udp.h"
 
 /* Something to do once for all packets of a burst. */
 struct sw_due {
@@ -17,12 +19,56 @@ struct sw_due {
 };
 
 /*
- * Open the port for one more queue pair, and find a number for it. EADDRINUSE: the kernel's RoCE
- * devices have the port, or another user's processes.
+ * Open the port for one more user. EADDRINUSE: the kernel's RoCE devices have the port, or another
+ * user's processes.
  */
+int sw_roce_port_enter(void);
+/* The same for a queue pair, and find a number for it. */
 int sw_roce_port_join(uint32_t *number);
-/* The queue pair no longer uses it. */
+/* A user no longer needs it. */
 void sw_roce_port_leave(void);
+
+/* -- queue pair 1: what is for no queue pair of the program's --------------------------------- */
+
+/*
+ * Who gets the packets to queue pair 1, each with the bytes that it was read from. is_passed: by
+ * another process, so it is not passed on again.
+ */
+struct sw_services {
+    void (*arrived)(const struct sw_udp_route *route, const struct sw_roce_packet *packet,
+                    const uint8_t *bytes, size_t size, int is_passed);
+};
+void sw_roce_port_serve(const struct sw_services *services);
+/* A random number whose upper 8 bits are the slot of this process, and the slot of such a number. */
+uint32_t sw_roce_port_number(void);
+int sw_roce_port_is_ours(uint32_t number);
+/* Pass a packet on to the process that such a number is of. */
+void sw_roce_port_pass(uint32_t number, const struct sw_udp_route *route, const uint8_t *bytes,
+                       size_t size);
+/* Send a packet to queue pair 1 of the peer, from queue pair 1. It can be lost. */
+void sw_roce_port_tell(const struct sw_udp_route *route, const uint8_t *payload, uint32_t size);
+/* The same to the sender of a packet that came by this route. */
+void sw_roce_port_answer(const struct sw_udp_route *from, const uint8_t *payload, uint32_t size);
+
+/*
+ * A number that one process of the host has, such as a port of the connection manager, and through
+ * which the others pass packets on to it.
+ */
+struct sw_claim {
+    struct sw_watch watch;
+    struct sw_udp udp;
+    int is_open;
+};
+
+/* Claim a number of 16 bits in a space, 0 to 255; 0 takes a free one. EADDRINUSE: it is taken. */
+int sw_roce_port_claim(struct sw_claim *claim, uint8_t space, uint16_t *number);
+void sw_roce_port_unclaim(struct sw_claim *claim); /* does nothing if it is not open */
+/* Pass a packet on to the process that has the number. Returns 0 if there is none. */
+int sw_roce_port_pass_to_claim(uint8_t space, uint16_t number, const struct sw_udp_route *route,
+                               const uint8_t *bytes, size_t size);
+
+/* -- sending ---------------------------------------------------------------------------------- */
+
 /*
  * Packets to the same port of another host are composed in one place, for one call of the kernel:
  * write one to sw_roce_port_room(), of SW_ROCE_MOST bytes, then add it. sw_roce_port_flush sends

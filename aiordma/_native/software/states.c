@@ -388,13 +388,8 @@ static void to_reset(struct sw_queue_pair *pair)
     sw_forget_completions(pair->ibv.recv_cq, pair->ibv.qp_num);
 }
 
-static int modify_qp(struct ibv_qp *queue_pair, struct ibv_qp_attr *attr, int mask)
+int sw_modify_queue_pair(struct sw_queue_pair *pair, const struct ibv_qp_attr *attr, int mask)
 {
-    struct sw_queue_pair *pair = pair_of(queue_pair);
-
-    if (!queue_pair || !attr)
-        return EINVAL;
-    sw_lock();
     enum ibv_qp_state to = mask & IBV_QP_STATE ? attr->qp_state : pair->ibv.state;
     int error = 0;
     if (mask & IBV_QP_CUR_STATE && attr->cur_qp_state != pair->ibv.state)
@@ -419,6 +414,15 @@ static int modify_qp(struct ibv_qp *queue_pair, struct ibv_qp_attr *attr, int ma
             sw_tell_if_drained(pair);
         }
     }
+    return error;
+}
+
+static int modify_qp(struct ibv_qp *queue_pair, struct ibv_qp_attr *attr, int mask)
+{
+    if (!queue_pair || !attr)
+        return EINVAL;
+    sw_lock();
+    int error = sw_modify_queue_pair(pair_of(queue_pair), attr, mask);
     sw_unlock();
     return error;
 }

@@ -21,7 +21,7 @@
 #include "work.h"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static struct aiordma_provider table;
+static struct aiordma_provider table, roce_table;
 static int failure;
 
 static void fill(void)
@@ -42,6 +42,8 @@ static void fill(void)
     sw_fill_group(&table);
     sw_fill_cm(&table);
     sw_fill_address(&table);
+    roce_table = table;
+    sw_fill_roce_cm(&roce_table);
     failure = sw_prepare_forks();
 }
 
@@ -50,6 +52,11 @@ const struct aiordma_provider *aiordma_software(void)
     if (pthread_once(&once, fill) || failure)
         return NULL;
     return &table;
+}
+
+const struct aiordma_provider *aiordma_software_roce(void)
+{
+    return aiordma_software() ? &roce_table : NULL;
 }
 
 void aiordma_software_counts(struct aiordma_software_counts *counts)
