@@ -4,6 +4,7 @@ in two network namespaces, which a veth pair joins, because each has the port 47
 import subprocess
 from collections.abc import Iterator
 
+import anyio
 import pytest
 
 from tests.devices import DEVICE
@@ -21,7 +22,8 @@ pytestmark = [
 SPACE, RXE = "aiordma-roce", "rxe_veth"
 RXE_ADDRESS, OUR_ADDRESS = "10.9.7.1", "10.9.7.2"
 IN_SPACE = ("ip", "netns", "exec", SPACE)
-OURS = (*IN_SPACE, "env", f"LD_LIBRARY_PATH={ROOT / 'aiordma/_native/exported'}")
+LIBRARIES = f"LD_LIBRARY_PATH={ROOT / 'aiordma/_native/exported'}"
+OURS = (*IN_SPACE, "env", LIBRARIES, "AIORDMA_DEVICE=software_roce")
 DAMAGE = ["loss", "3%", "delay", "2ms", "1ms", "reorder", "10%", "duplicate", "3%", "corrupt", "2%"]
 
 SETUP = f"""
@@ -114,3 +116,61 @@ async def test_one_sided_operations_on_a_damaged_wire(
     words = (program, "-F", "-n", 20, "-u", 16, *size)
     for output in await play(*words, index="-x", we_serve=we_serve):
         assert "Failed" not in output
+
+
+# Connections by the connection manager: the server's words end with its own address, the client's
+# with the server's.
+MANAGED = {
+    "rping": ("rping -v -C 20 -S 200 -s -a", "rping -v -C 20 -S 200 -c -a", "ping data"),
+    "ucmatose": ("ucmatose -C 10 -S 2000 -b", "ucmatose -C 10 -S 2000 -s", "return status 0"),
+    "many": ("ucmatose -c 8 -C 2 -b", "ucmatose -c 8 -C 2 -s", "return status 0"),
+}
+
+
+async def has_claimed(port: int) -> None:
+    """Wait until a program on our device listens: its port is a socket of its own."""
+    command = (*IN_SPACE, "ss", "-Huln", f"sport = :{port}")
+    while not (await anyio.run_process(command)).stdout:
+        await anyio.sleep(0.1)
+
+
+async def play_managed(server: str, client: str, we_serve: bool) -> tuple[str, str]:
+    address, other = (OUR_ADDRESS, RXE_ADDRESS) if we_serve else (RXE_ADDRESS, OUR_ADDRESS)
+    first, second = (OURS, ()) if we_serve else ((), OURS)
+    port = free_port()
+    async with running(*first, *server.split(), address, "-p", port) as one:
+        if we_serve:
+            await has_claimed(port)
+        else:
+            await one.listens(port, RXE)
+        async with running(*second, *client.split(), address, "-p", port) as two:
+            pass
+    return one.output, two.output
+
+
+@both_ways
+@pytest.mark.parametrize("name", MANAGED)
+async def test_connection_manager(two_spaces: None, name: str, we_serve: bool) -> None:
+    server, client, written = MANAGED[name]
+    for output in await play_managed(server, client, we_serve):
+        assert written in output
+
+
+@both_ways
+@pytest.mark.parametrize("program", ["ib_send_lat", "ib_write_bw", "ib_read_bw", "ib_atomic_bw"])
+async def test_perftest_by_the_manager(two_spaces: None, program: str, we_serve: bool) -> None:
+    words = (program, "-R", "-F", "-n", 50, "-p", free_port())
+    server, client = ((*OURS, *words), words) if we_serve else (words, (*OURS, *words))
+    async with running(*server) as first:
+        await first.has_written("Waiting for client")
+        async with running(*client, OUR_ADDRESS if we_serve else RXE_ADDRESS) as second:
+            pass
+    for output in (first.output, second.output):
+        assert "Failed" not in output
+
+
+@both_ways
+async def test_connection_manager_on_a_damaged_wire(damaged_wire: None, we_serve: bool) -> None:
+    server, client, written = MANAGED["rping"]
+    for output in await play_managed(server, client, we_serve):
+        assert written in output

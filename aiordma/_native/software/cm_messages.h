@@ -71,7 +71,8 @@ struct sw_cm_message {
     enum sw_cm_kind kind;
     uint64_t transaction;
     uint32_t sender, receiver; /* their numbers for the connection: communication IDs */
-    uint32_t qp_num, psn;      /* REQ and REP: the sender's; DREQ: the receiver's queue pair */
+    uint32_t qp_num;           /* REQ and REP: the sender's; DREQ: the receiver's */
+    uint32_t psn;              /* REQ and REP: with which the receiver is to begin */
     uint8_t responder_resources, initiator_depth, rnr_retry_count, flow_control, is_shared;
     /* of a REQ: */
     uint8_t retry_count, ack_timeout, mtu, traffic_class;

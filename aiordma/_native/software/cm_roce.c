@@ -285,13 +285,13 @@ static int describe(struct sw_identifier *identifier, struct ibv_qp_attr *attr)
         attr->ah_attr = conversation->vector;
         attr->path_mtu = (enum ibv_mtu)conversation->mtu;
         attr->dest_qp_num = conversation->peers_qpn;
-        attr->rq_psn = conversation->peers_psn;
+        attr->rq_psn = conversation->psn; /* each side says with what the other one begins */
         attr->max_dest_rd_atomic = conversation->responder_resources;
         attr->min_rnr_timer = RNR_TIMER;
         return IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
     }
-    attr->sq_psn = conversation->psn;
+    attr->sq_psn = conversation->peers_psn;
     attr->timeout = conversation->ack_timeout;
     attr->retry_cnt = conversation->retry_count;
     attr->rnr_retry = conversation->rnr_retry_count;
