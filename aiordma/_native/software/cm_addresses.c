@@ -85,6 +85,52 @@ int sw_check_port(struct sw_identifier *identifier, int may_share)
     return 0;
 }
 
+int sw_take_roce_port(struct sw_identifier *identifier, uint8_t space, struct sw_claim *claim)
+{
+    in_port_t *place = sw_port_of(&identifier->ibv.route.addr.src_addr);
+    uint16_t number = ntohs(*place);
+
+    int error = sw_roce_port_claim(claim, space, &number);
+    *place = htons(number);
+    /* A simulated host has all ports in its list of identifiers. */
+    for (uint32_t i = 0; !error && !number && i <= UINT16_MAX / 2; i++) {
+        *place = htons((uint16_t)(UINT16_MAX / 2 + i));
+        number = sw_check_port(identifier, 0) ? 0 : ntohs(*place);
+    }
+    if (!error && !number)
+        error = EADDRNOTAVAIL;
+    return error;
+}
+
+static int listens(const struct sw_identifier *identifier, const struct in6_addr *address,
+                   uint16_t port)
+{
+    struct sockaddr_storage bound = identifier->ibv.route.addr.src_storage;
+    union ibv_gid gid, nowhere = {0};
+
+    if (identifier->state != SW_CM_LISTENING || !identifier->is_roce ||
+        *sw_port_of((struct sockaddr *)&bound) != htons(port))
+        return 0;
+    sw_gid_of((const struct sockaddr *)&bound, &gid);
+    if (!memcmp(&gid, address, sizeof(gid)))
+        return 1;
+    if (bound.ss_family == AF_INET6)
+        return !memcmp(&gid, &nowhere, sizeof(gid)) &&
+               !(identifier->ipv6_only && IN6_IS_ADDR_V4MAPPED(address));
+    return IN6_IS_ADDR_V4MAPPED(address) &&
+           !((const struct sockaddr_in *)(const void *)&bound)->sin_addr.s_addr;
+}
+
+struct sw_identifier *sw_find_listener(const struct sw_port_space *space,
+                                       const struct in6_addr *address, uint16_t port)
+{
+    struct sw_identifier *each = sw_identifiers;
+
+    while (each && !(each->space == space && listens(each, address, port)))
+        each = each->next;
+    return each;
+}
+
 int sw_bind_device(struct sw_identifier *identifier)
 {
     struct rdma_addr *addresses = &identifier->ibv.route.addr;

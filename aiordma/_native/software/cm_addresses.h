@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 
 #include "identifier.h"
+#include "roce_port.h"
 
 /* The length of an address that a program passed. 0: its family is not supported. */
 socklen_t sw_address_length(const struct sockaddr *address);
@@ -18,6 +19,15 @@ int sw_bind_to(struct sw_identifier *identifier, const struct sockaddr *address)
  * port. Returns 0, EADDRINUSE or EADDRNOTAVAIL.
  */
 int sw_check_port(struct sw_identifier *identifier, int may_share);
+
+/*
+ * Take the identifier's port on the RoCE device, for all processes of the host; 0: a free one, which
+ * is stored in the identifier's address. space: as of sw_roce_port_claim.
+ */
+int sw_take_roce_port(struct sw_identifier *identifier, uint8_t space, struct sw_claim *claim);
+/* The listener of that port space on the RoCE device for an address and a port. NULL: none. */
+struct sw_identifier *sw_find_listener(const struct sw_port_space *space,
+                                       const struct in6_addr *address, uint16_t port);
 
 /* Set ibv.verbs and ibv.port_num from the local address. ENODEV: no interface has the address. */
 int sw_bind_device(struct sw_identifier *identifier);

@@ -1,7 +1,8 @@
 /*
  * The UDP port space. A peer that wants to send datagrams to a port requests the number of its
  * queue pair (SIDR_REQ), and the program of the port replies (SIDR_REP). There is no connection. A
- * port is a UDP socket. Its packets are those of RoCE v2 to queue pair 1.
+ * port is a UDP socket. Its packets are those of RoCE v2 to queue pair 1. On the RoCE device they go to
+ * RoCE's own port, and the socket is a claim that the other processes respect (roce_port.h).
  *
  * A request is repeated until a reply arrives. The program of the port gets it once.
  */
@@ -25,6 +26,7 @@ enum {
     MOST_PATIENCE = 4096,
     TRIES = 15,
     HOP_LIMIT = 64,
+    SPACE = RDMA_PS_UDP & 0xff, /* of claims */
 };
 
 struct answer {
@@ -36,15 +38,18 @@ struct answer {
 
 struct sw_service {
     struct sw_identifier *identifier;
-    /* The port, if the identifier has one. */
+    /* The port, if the identifier has one: a socket of its own, or a claim on RoCE's port. */
     int is_open;
+    uint16_t port;
     struct sw_udp udp;
     struct sw_watch watch;
+    struct sw_claim claim;
     int backlog; /* 0: it does not listen */
     struct answer *answers;
     uint32_t next_answer;
     /* The request: sent by this identifier, or received from the peer that route leads to. */
     struct sw_udp_route route;
+    uint16_t peers_port;
     uint64_t transaction;
     uint32_t number, tries;
     int failure;                    /* an errno of sending the request */
@@ -93,14 +98,22 @@ static int send_mad(const struct sw_udp *udp, const struct sw_udp_route *to, con
     return sw_udp_send(udp, &route, packet, size) ? sw_udp_send(udp, &route, packet, size) : 0;
 }
 
-static void send_reply(const struct sw_udp *udp, const struct sw_udp_route *route,
+static int tell(const struct sw_service *service, const struct sw_udp_route *to, const uint8_t *mad)
+{
+    if (!service->identifier->is_roce)
+        return send_mad(&service->udp, to, mad);
+    sw_roce_port_tell(to, mad, SW_MAD);
+    return 0;
+}
+
+/* If the reply is lost, the peer repeats its request. */
+static void send_reply(const struct sw_service *service, const struct sw_udp_route *route,
                        const struct sw_sidr_reply *reply)
 {
     uint8_t mad[SW_MAD];
 
     sw_sidr_write_reply(mad, reply);
-    /* If the reply is lost, the peer repeats its request. */
-    (void)send_mad(udp, route, mad);
+    (void)tell(service, route, mad);
 }
 
 static void turn_around(const struct sw_udp_route *from, struct sw_udp_route *to)
@@ -180,12 +193,13 @@ static void put_to_program(struct sw_service *asked, const struct sw_udp_route *
     struct sw_event *event = sw_new_request_event(asked->identifier, identifier);
     int error = service && event ? 0 : ENOMEM;
     if (!error) {
-        set_address(&addresses->src_storage, &request->destination, asked->udp.port,
-                    from->interface);
+        set_address(&addresses->src_storage, &request->destination, asked->port, from->interface);
         set_address(&addresses->dst_storage, &request->source, request->source_port,
                     from->interface);
         error = sw_bind_device(identifier);
     }
+    if (!error && identifier->is_roce)
+        error = sw_roce_port_enter();
     if (error) {
         free(event);
         free(service);
@@ -194,6 +208,7 @@ static void put_to_program(struct sw_service *asked, const struct sw_udp_route *
     }
     service->identifier = identifier;
     service->listener = asked->identifier;
+    service->peers_port = request->source_port;
     service->transaction = request->transaction;
     service->number = request->number;
     turn_around(from, &service->route);
@@ -204,33 +219,39 @@ static void put_to_program(struct sw_service *asked, const struct sw_udp_route *
     sw_report(event);
 }
 
-static void asked(struct sw_service *service, const struct sw_udp_route *from,
-                  const struct sw_sidr_request *request)
+static struct sw_sidr_reply nobody_for(const struct sw_sidr_request *request)
 {
-    const struct sw_roce_path *path = &from->path;
-    struct sw_sidr_reply nobody = {
+    return (struct sw_sidr_reply){
         .transaction = request->transaction,
         .number = request->number,
         .status = SW_SIDR_NOBODY,
         .port = request->port,
     };
+}
+
+/* The addresses in a request must be those of its packet. */
+static int is_from(const struct sw_sidr_request *request, const struct sw_udp_route *from)
+{
+    return is_same(&request->source, &from->path.source) &&
+           is_same(&request->destination, &from->path.destination);
+}
+
+static void asked(struct sw_service *service, const struct sw_udp_route *from,
+                  const struct sw_sidr_request *request)
+{
+    struct sw_sidr_reply nobody = nobody_for(request);
     struct sw_udp_route back;
 
-    /* The addresses in the request must be those of the packet. */
-    if (request->port != service->udp.port || request->source_port != path->source_port ||
-        !is_same(&request->source, &path->source) ||
-        !is_same(&request->destination, &path->destination))
-        return;
     turn_around(from, &back);
     if (!service->backlog) {
-        send_reply(&service->udp, &back, &nobody);
+        send_reply(service, &back, &nobody);
         return;
     }
     const struct answer *known = find_answer(service, &request->source, request->source_port,
                                              request->transaction, request->number);
     if (known) {
         if (known->is_answered)
-            send_reply(&service->udp, &back, &known->reply);
+            send_reply(service, &back, &known->reply);
         return;
     }
     /* Beyond the backlog the request is dropped: the peer will repeat it. */
@@ -257,14 +278,16 @@ static int answer(struct sw_identifier *identifier, enum sw_sidr_status status)
     memcpy(reply.private_data, identifier->private_data, size);
     if (service->listener) {
         struct sw_service *listening = service->listener->service;
-        struct answer *kept =
-            find_answer(listening, &service->route.path.destination,
-                        service->route.path.destination_port, reply.transaction, reply.number);
+        struct answer *kept = find_answer(listening, &service->route.path.destination,
+                                          service->peers_port, reply.transaction, reply.number);
         if (kept) {
             kept->reply = reply;
             kept->is_answered = 1;
         }
-        send_reply(&listening->udp, &service->route, &reply);
+    }
+    if (service->listener || identifier->is_roce) {
+        send_reply(service->listener ? service->listener->service : service, &service->route,
+                   &reply);
         return 0;
     }
     /* The listener is gone, and another socket can have its port: reply from any other port. */
@@ -274,7 +297,9 @@ static int answer(struct sw_identifier *identifier, enum sw_sidr_status status)
     int error = sw_udp_open(&udp, (struct sockaddr *)&source, 0);
     if (error)
         return error;
-    send_reply(&udp, &service->route, &reply);
+    uint8_t mad[SW_MAD];
+    sw_sidr_write_reply(mad, &reply);
+    (void)send_mad(&udp, &service->route, mad);
     sw_udp_close(&udp);
     return 0;
 }
@@ -304,14 +329,14 @@ static int ask(struct sw_identifier *identifier)
         .number = service->number,
         .source = path->source,
         .destination = path->destination,
-        .source_port = service->udp.port,
-        .port = path->destination_port,
+        .source_port = service->port,
+        .port = service->peers_port,
     };
     uint8_t mad[SW_MAD];
 
     memcpy(request.private_data, identifier->private_data, identifier->parameters.private_data_len);
     sw_sidr_write_request(mad, &request);
-    return send_mad(&service->udp, &service->route, mad);
+    return tell(service, &service->route, mad);
 }
 
 /* End without a queue pair. status is a negative errno, or the status of the peer's reply. */
@@ -372,8 +397,7 @@ static struct sw_identifier *find_asking(const struct sw_sidr_reply *reply,
     for (each = sw_identifiers; each; each = each->next) {
         const struct sw_service *service = each->service;
         if (service && each->state == SW_CM_CONNECTING && service->number == reply->number &&
-            service->transaction == reply->transaction &&
-            service->route.path.destination_port == reply->port &&
+            service->transaction == reply->transaction && service->peers_port == reply->port &&
             is_same(&service->route.path.destination, peer))
             return each;
     }
@@ -432,8 +456,7 @@ static void read_refusals(struct sw_service *service)
     for (int i = 0; i < BURST && (error = sw_udp_refusal(&service->udp, &peer, &port)); i++) {
         struct sw_identifier *identifier = service->identifier;
         if (identifier->state == SW_CM_CONNECTING && is_final(error) &&
-            port == service->route.path.destination_port &&
-            is_same(&peer, &service->route.path.destination))
+            port == service->peers_port && is_same(&peer, &service->route.path.destination))
             fail(identifier, error);
     }
 }
@@ -449,7 +472,9 @@ static void read_packet(struct sw_service *service, const struct sw_udp_route *f
         datagram.destination_qpn != SW_QPN_SERVICES || datagram.qkey != SW_QKEY_SERVICES)
         return;
     if (!sw_sidr_read_request(datagram.payload, datagram.size, &request)) {
-        asked(service, from, &request);
+        if (request.port == service->port && request.source_port == from->path.source_port &&
+            is_from(&request, from))
+            asked(service, from, &request);
     } else if (!sw_sidr_read_reply(datagram.payload, datagram.size, &reply)) {
         struct sw_identifier *identifier = find_asking(&reply, &from->path.source);
         if (identifier)
@@ -475,13 +500,10 @@ static void ready(struct sw_watch *watch, uint32_t events)
     }
 }
 
-static int take_port(struct sw_identifier *identifier)
+/* A socket of its own. */
+static int open_socket(struct sw_service *service, const struct sw_identifier *identifier)
 {
-    struct sockaddr *address = &identifier->ibv.route.addr.src_addr;
-    struct sw_service *service = calloc(1, sizeof(*service));
-
-    if (!service)
-        return ENOMEM;
+    const struct sockaddr *address = &identifier->ibv.route.addr.src_addr;
     int flags = SW_UDP_ERRORS | (identifier->reuse_address ? SW_UDP_SHARED : 0) |
                 (identifier->ipv6_only ? SW_UDP_IPV6_ONLY : 0);
     int error = sw_udp_open(&service->udp, address, flags);
@@ -491,13 +513,39 @@ static int take_port(struct sw_identifier *identifier)
         if (error)
             sw_udp_close(&service->udp);
     }
+    service->port = service->udp.port;
+    return error;
+}
+
+/* A claim: the packets come to RoCE's port. */
+static int enter_port(struct sw_service *service, struct sw_identifier *identifier)
+{
+    int error = sw_roce_port_enter();
+
+    if (error)
+        return error;
+    error = sw_take_roce_port(identifier, SPACE, &service->claim);
+    service->port = ntohs(*sw_port_of(&identifier->ibv.route.addr.src_addr));
+    if (error)
+        sw_roce_port_leave();
+    return error;
+}
+
+static int take_port(struct sw_identifier *identifier)
+{
+    struct sw_service *service = calloc(1, sizeof(*service));
+
+    if (!service)
+        return ENOMEM;
+    int error =
+        identifier->is_roce ? enter_port(service, identifier) : open_socket(service, identifier);
     if (error) {
         free(service);
         return error;
     }
     service->is_open = 1;
     service->identifier = identifier;
-    *sw_port_of(address) = htons(service->udp.port);
+    *sw_port_of(&identifier->ibv.route.addr.src_addr) = htons(service->port);
     identifier->service = service;
     return 0;
 }
@@ -515,7 +563,8 @@ static int begin_asking(struct sw_identifier *identifier)
     memset(&service->route, 0, sizeof(service->route));
     read_address(&addresses->src_addr, &service->route.path.source);
     read_address(&addresses->dst_addr, &service->route.path.destination);
-    service->route.path.destination_port = ntohs(*sw_port_of(&addresses->dst_addr));
+    service->peers_port = ntohs(*sw_port_of(&addresses->dst_addr));
+    service->route.path.destination_port = service->peers_port;
     service->route.path.hop_limit = HOP_LIMIT;
     service->route.path.traffic_class = identifier->has_tos ? identifier->tos : 0;
     service->route.interface = scope_of(&addresses->dst_addr);
@@ -523,7 +572,7 @@ static int begin_asking(struct sw_identifier *identifier)
         service->route.interface = scope_of(&addresses->src_addr);
     service->transaction = (uint64_t)sw_random() << 32;
     service->transaction |= sw_random();
-    service->number = sw_random();
+    service->number = identifier->is_roce ? sw_roce_port_number() : sw_random();
     service->tries = 0;
     service->failure = 0;
     identifier->timer.expired = expired;
@@ -559,12 +608,54 @@ static void forget(struct sw_identifier *identifier)
         for (struct sw_identifier *each = sw_identifiers; each; each = each->next)
             if (each->service && each->service->listener == identifier)
                 each->service->listener = NULL;
-    if (service->is_open) {
+    if (identifier->is_roce) {
+        sw_roce_port_unclaim(&service->claim);
+        sw_roce_port_leave();
+    } else if (service->is_open) {
         sw_unwatch(&service->watch);
         sw_udp_close(&service->udp);
     }
     free(service->answers);
     free(service);
+}
+
+/* -- what comes to RoCE's port ----------------------------------------------------------- */
+
+static void came_request(const struct sw_udp_route *from, const struct sw_sidr_request *request,
+                         const uint8_t *bytes, size_t size, int is_passed)
+{
+    const struct sw_sidr_reply nobody = nobody_for(request);
+    uint8_t mad[SW_MAD];
+
+    if (!is_from(request, from))
+        return;
+    struct sw_identifier *listener =
+        sw_find_listener(&sw_datagram_space, &request->destination, request->port);
+    if (listener) {
+        asked(listener->service, from, request);
+        return;
+    }
+    if (!is_passed && sw_roce_port_pass_to_claim(SPACE, request->port, from, bytes, size))
+        return;
+    sw_sidr_write_reply(mad, &nobody);
+    sw_roce_port_answer(from, mad, SW_MAD);
+}
+
+void sw_datagram_came(const struct sw_udp_route *from, const struct sw_roce_packet *packet,
+                      const uint8_t *bytes, size_t size, int is_passed)
+{
+    struct sw_sidr_request request;
+    struct sw_sidr_reply reply;
+
+    if (!sw_sidr_read_request(packet->payload, packet->size, &request)) {
+        came_request(from, &request, bytes, size, is_passed);
+    } else if (!sw_sidr_read_reply(packet->payload, packet->size, &reply)) {
+        struct sw_identifier *identifier = find_asking(&reply, &from->path.source);
+        if (identifier)
+            answered(identifier, &reply);
+        else if (!is_passed && !sw_roce_port_is_ours(reply.number))
+            sw_roce_port_pass(reply.number, from, bytes, size);
+    }
 }
 
 /* There is no connection to end. */

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "cm_addresses.h"
+#include "cm_datagram.h"
 #include "cm_messages.h"
 #include "datagram.h"
 #include "gids.h"
@@ -328,30 +329,13 @@ static int is_shared(const struct sw_identifier *identifier)
 
 /* -- ports -------------------------------------------------------------------------------------- */
 
-/* The kernel's port, or 0 for a free one. In a simulation, all of a host's are in one list. */
-static int take_number(struct sw_identifier *identifier, struct sw_conversation *conversation)
-{
-    in_port_t *place = sw_port_of(&identifier->ibv.route.addr.src_addr);
-    uint16_t number = ntohs(*place);
-
-    int error = sw_roce_port_claim(&conversation->claim, SPACE, &number);
-    *place = htons(number);
-    for (uint32_t i = 0; !error && !number && i <= UINT16_MAX / 2; i++) {
-        *place = htons((uint16_t)(UINT16_MAX / 2 + i));
-        number = sw_check_port(identifier, 0) ? 0 : ntohs(*place);
-    }
-    if (!error && !number)
-        error = EADDRNOTAVAIL;
-    return error;
-}
-
 static int take_port(struct sw_identifier *identifier)
 {
     struct sw_conversation *conversation = begin(identifier);
 
     if (!conversation)
         return errno;
-    int error = take_number(identifier, conversation);
+    int error = sw_take_roce_port(identifier, SPACE, &conversation->claim);
     if (error) {
         sw_roce_port_leave();
         free(conversation);
@@ -365,34 +349,6 @@ static int listen_to(struct sw_identifier *identifier, int backlog)
 {
     identifier->conversation->backlog = backlog;
     return 0;
-}
-
-static int listens(const struct sw_identifier *identifier, const struct in6_addr *address,
-                   uint16_t port)
-{
-    struct sockaddr_storage bound = identifier->ibv.route.addr.src_storage;
-    union ibv_gid gid, nowhere = {0};
-
-    if (identifier->state != SW_CM_LISTENING || identifier->space != &sw_roce_space ||
-        *sw_port_of((struct sockaddr *)&bound) != htons(port))
-        return 0;
-    sw_gid_of((const struct sockaddr *)&bound, &gid);
-    if (!memcmp(&gid, address, sizeof(gid)))
-        return 1;
-    if (bound.ss_family == AF_INET6)
-        return !memcmp(&gid, &nowhere, sizeof(gid)) &&
-               !(identifier->ipv6_only && IN6_IS_ADDR_V4MAPPED(address));
-    return IN6_IS_ADDR_V4MAPPED(address) &&
-           !((const struct sockaddr_in *)(const void *)&bound)->sin_addr.s_addr;
-}
-
-static struct sw_identifier *find_listener(const struct in6_addr *address, uint16_t port)
-{
-    struct sw_identifier *each = sw_identifiers;
-
-    while (each && !listens(each, address, port))
-        each = each->next;
-    return each;
 }
 
 /* -- the side that connects --------------------------------------------------------------------- */
@@ -776,7 +732,8 @@ static void find_service(const struct sw_udp_route *from, const struct sw_cm_mes
     if (memcmp(&message->source, &from->path.source, sizeof(message->source)) ||
         memcmp(&message->destination, &from->path.destination, sizeof(message->source)))
         return;
-    struct sw_identifier *listener = find_listener(&message->destination, message->port);
+    struct sw_identifier *listener =
+        sw_find_listener(&sw_roce_space, &message->destination, message->port);
     if (listener) {
         requested(listener, from, message);
         return;
@@ -818,9 +775,12 @@ static void arrived(const struct sw_udp_route *from, const struct sw_roce_packet
     struct sw_cm_message message;
 
     sw_add_work(WORK_OF_MESSAGE);
-    if (packet->qkey != SW_QKEY_SERVICES || !packet->source_qpn ||
-        sw_cm_read(packet->payload, packet->size, &message))
+    if (packet->qkey != SW_QKEY_SERVICES)
         return;
+    if (sw_cm_read(packet->payload, packet->size, &message)) {
+        sw_datagram_came(from, packet, bytes, size, is_passed);
+        return;
+    }
     if (message.kind == SW_CM_REQ) {
         find_service(from, &message, bytes, size, is_passed);
         return;
