@@ -45,7 +45,7 @@ __all__ = (
 SOFTWARE = "software"
 """The name of the built-in software device."""
 SOFTWARE_ROCE = "software_roce"
-"""The name of its RoCE device, for queue pairs that are connected by hand."""
+"""The name of its RoCE device, which is used only if a program asks for it."""
 BUILT_IN = (SOFTWARE, SOFTWARE_ROCE)
 
 _RDMA_CLASSES = ("rdma", "infiniband", "roce", "iwarp")
@@ -188,6 +188,18 @@ def software() -> Provider:
     )
 
 
+@cache
+def software_roce() -> Provider:
+    """Return the provider of the built-in RoCE device: the same one, except that the connection
+    manager connects over RoCE.
+
+    Raises: as `software`.
+    """
+    usual = software()
+    table = load_software(is_roce=True)
+    return Provider(usual.name, table, blocks=False, outlives_forks=True)
+
+
 def check_software_variables() -> None:
     """Check the environment variables that `software` reads, without effect.
 
@@ -241,7 +253,9 @@ def provider_of(device: str) -> Provider:
     Raises:
         NoDeviceError: this is not the software device, and rdma-core is not installed.
     """
-    return software() if device in BUILT_IN else rdma_core()
+    if device == SOFTWARE_ROCE:
+        return software_roce()
+    return software() if device == SOFTWARE else rdma_core()
 
 
 def real_devices_are_here() -> bool:

@@ -140,6 +140,10 @@ def load_rdma_core() -> Any:
     return table
 
 
-def load_software() -> Any:
-    """Return the table of calls of the software device, which is part of the binding."""
-    return lib.aiordma_software()
+def load_software(*, is_roce: bool = False) -> Any:
+    """Return the table of calls of the software device, which is part of the binding.
+
+    Args:
+        is_roce: the connection manager of this table uses the RoCE device.
+    """
+    return lib.aiordma_software_roce() if is_roce else lib.aiordma_software()

@@ -123,6 +123,7 @@ async def test_one_sided_operations_on_a_damaged_wire(
 MANAGED = {
     "rping": ("rping -v -C 20 -S 200 -s -a", "rping -v -C 20 -S 200 -c -a", "ping data"),
     "ucmatose": ("ucmatose -C 10 -S 2000 -b", "ucmatose -C 10 -S 2000 -s", "return status 0"),
+    "udaddy": ("udaddy -C 10 -b", "udaddy -C 10 -s", "return status 0"),
     "many": ("ucmatose -c 8 -C 2 -b", "ucmatose -c 8 -C 2 -s", "return status 0"),
 }
 
