@@ -78,6 +78,13 @@ SEEDS: dict[str, dict[str, bytes]] = {
             + bytes([5, 6, 0, 8, 3, 2, 4, 0, 6 | 0xF0, 7]),
         }.items()
     },
+    # A call and its answers; a request, the program's answer, and the peer's.
+    "conversations": {
+        "out": bytes([13, 7, 1, 1, 1, 1, 3, 3, 5, 16, 7, 1, 1, 6]),
+        "refused": bytes([13, 7, 1, 1, 2]),
+        "in": bytes([1, 2, 0, 4, 0, 7, 1, 1, 4, 1, 1, 5, 7]),
+        "left": bytes([1, 3, 0, 4, 4, 7, 1, 1, 4, 4, 16, 7, 1, 1, 6, 4, 24]),
+    },
     "codecs": {
         "request": b"\0\0" + REQUEST,
         "reply": b"\0\1" + REPLY,

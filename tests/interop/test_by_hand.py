@@ -1,9 +1,11 @@
-"""C programs whose queue pairs are connected by hand, on software_roce under `aiordma exec`, each
-with itself as the peer."""
+"""C programs on software_roce under `aiordma exec`, each with itself as the peer: those that connect
+their queue pairs by hand, and those that use the connection manager."""
 
 import signal
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
+import anyio
 import pytest
 
 from tests.devices import ADDRESS
@@ -82,3 +84,47 @@ async def test_processes_that_share_the_port_outlive_one_of_them() -> None:
                 await client.has_written("remote address")
                 first.stop(signal.SIGTERM)
     assert "20000 iters in" in client.output
+
+
+ON_ROCE = ("env", f"AIORDMA_DEVICE={DEVICE}")
+UDADDYS_PORT = 7174
+# The server's and the client's words before its address, and what both say at the end.
+MANAGED = {
+    "rping": ("rping -v -C 20 -S 5000 -s -a", "rping -v -C 20 -S 5000 -c -a", "ping data"),
+    "ucmatose": ("ucmatose -c 8 -C 10 -S 5000 -b", "ucmatose -c 8 -C 10 -S 5000 -s", "status 0"),
+    "udaddy": ("udaddy -c 4 -C 10 -b", "udaddy -c 4 -C 10 -s", "status 0"),
+}
+
+
+async def has_claimed(port: int, space: int) -> None:
+    """Wait until a process has the port, a socket at 127.47.92.space, and listens right after."""
+    address = f"{space:02X}5C2F7F:{port:04X}"
+    while address not in Path("/proc/net/udp").read_text():
+        await anyio.sleep(0.02)
+    await anyio.sleep(0.5)
+
+
+@pytest.mark.parametrize("name", MANAGED)
+async def test_connection_manager(name: str) -> None:
+    server, client, written = MANAGED[name]
+    is_udaddy = name == "udaddy"
+    port = UDADDYS_PORT if is_udaddy else free_port()
+    options = () if is_udaddy else ("-p", port)
+    async with running(*ON_ROCE, *server.split(), ADDRESS, *options) as first:
+        await has_claimed(port, 0x11 if is_udaddy else 6)
+        async with running(*ON_ROCE, *client.split(), ADDRESS, *options) as second:
+            pass
+    for end in (first, second):
+        assert written in end.output
+
+
+@pytest.mark.parametrize("words", ["ib_send_bw", "ib_write_lat", "ib_read_bw", "ib_send_lat -c UD"])
+async def test_perftest_by_the_connection_manager(words: str) -> None:
+    command = (*ON_ROCE, *words.split(), "-R", "-n", 100, "-F")
+    port = free_port()
+    async with running(*command, "-p", port) as server:
+        await has_claimed(port, 6)
+        async with running(*command, "-p", port, ADDRESS) as client:
+            pass
+    for end in (client, server):
+        assert "Failed" not in end.output

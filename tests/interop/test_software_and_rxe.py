@@ -120,6 +120,7 @@ async def test_one_sided_operations_on_a_damaged_wire(
 
 # Connections by the connection manager: the server's words end with its own address, the client's
 # with the server's.
+UDADDYS_PORT = 7174
 MANAGED = {
     "rping": ("rping -v -C 20 -S 200 -s -a", "rping -v -C 20 -S 200 -c -a", "ping data"),
     "ucmatose": ("ucmatose -C 10 -S 2000 -b", "ucmatose -C 10 -S 2000 -s", "return status 0"),
@@ -129,22 +130,24 @@ MANAGED = {
 
 
 async def has_claimed(port: int) -> None:
-    """Wait until a program on our device listens: its port is a socket of its own."""
+    """Wait until a program on our device has its port, a socket, and listens right after."""
     command = (*IN_SPACE, "ss", "-Huln", f"sport = :{port}")
     while not (await anyio.run_process(command)).stdout:
         await anyio.sleep(0.1)
+    await anyio.sleep(1)
 
 
 async def play_managed(server: str, client: str, we_serve: bool) -> tuple[str, str]:
     address, other = (OUR_ADDRESS, RXE_ADDRESS) if we_serve else (RXE_ADDRESS, OUR_ADDRESS)
     first, second = (OURS, ()) if we_serve else ((), OURS)
-    port = free_port()
-    async with running(*first, *server.split(), address, "-p", port) as one:
+    port = UDADDYS_PORT if server.startswith("udaddy") else free_port()
+    options = () if port == UDADDYS_PORT else ("-p", port)
+    async with running(*first, *server.split(), address, *options) as one:
         if we_serve:
             await has_claimed(port)
         else:
             await one.listens(port, RXE)
-        async with running(*second, *client.split(), address, "-p", port) as two:
+        async with running(*second, *client.split(), address, *options) as two:
             pass
     return one.output, two.output
 

@@ -1,5 +1,6 @@
-"""Queue pairs by hand over RoCE, on networks that lose, repeat and reorder packets: all bytes and
-all requests arrive, once and in order, or the request ends with its error."""
+"""Connections over RoCE, by hand and by the connection manager, on networks that lose, repeat and
+reorder packets: all bytes and all requests arrive, once and in order, or the request ends with its
+error."""
 
 import asyncio
 import contextlib
@@ -108,6 +109,36 @@ def test_all_bytes_and_requests_arrive_once_and_in_order(seed: int) -> None:
         await asyncio.gather(
             one.run(everything, one, table, "one", "two", mtu, 12),
             two.run(everything, two, table, "two", "one", mtu, 12),
+        )
+
+    simulate(scenario, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_connections_are_made_and_ended_though_messages_get_lost(seed: int) -> None:
+    """Ten connections at a time: each echoes, and both sides learn of the end."""
+
+    async def serve(host: Host) -> None:
+        async with aiordma.listen(host.address, 7000, device=DEVICE) as listener:
+
+            async def echo() -> None:
+                async with await listener.accept() as connection:
+                    async for message in connection:
+                        await connection.send(message)
+
+            await asyncio.gather(*(echo() for _ in range(10)))
+
+    async def use(host: Host, server: str, number: int) -> None:
+        async with await aiordma.connect(server, 7000, device=DEVICE, timeout=60) as connection:
+            data = pattern(number, SIZES[number % 6])
+            await connection.send(data)
+            assert await connection.receive() == data
+
+    async def scenario(simulation: Simulation) -> None:
+        one, two = simulation.host("one"), simulation.host("two")
+        simulation.link(latency=0.001, jitter=0.003, loss=simulation.random.choice([0.0, 0.1, 0.2]))
+        await asyncio.gather(
+            one.run(serve, one), *(two.run(use, two, one.address, i) for i in range(10))
         )
 
     simulate(scenario, seed=seed)

@@ -631,7 +631,8 @@ static void asked_for_time(struct sw_conversation *conversation,
 {
     const uint64_t patience = 4096ull << message->timeout; /* nanoseconds */
 
-    if (conversation->identifier->state != SW_CM_CONNECTING || message->about != SW_CM_ABOUT_REQ)
+    if (conversation->identifier->state != SW_CM_CONNECTING || conversation->is_accepted ||
+        message->about != SW_CM_ABOUT_REQ)
         return;
     uint64_t milliseconds = patience / 1000000;
     (void)sw_call_later(&conversation->identifier->timer,

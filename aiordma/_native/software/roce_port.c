@@ -250,17 +250,17 @@ void sw_roce_port_pass(uint32_t number, const struct sw_udp_route *route, const 
 static int is_claimed(uint8_t space, uint16_t number)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(number)};
-    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), error = 0;
+    int fd = sw_system->socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), error = 0;
     socklen_t size = sizeof(error);
 
     address.sin_addr.s_addr = htonl(CLAIM_ADDRESS | space);
     if (fd < 0)
         return 1;
-    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) ||
-        send(fd, "", 0, MSG_NOSIGNAL | MSG_DONTWAIT) ||
-        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size))
+    if (sw_system->connect(fd, (struct sockaddr *)&address, sizeof(address)) ||
+        sw_system->send(fd, "", 0, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ||
+        sw_system->getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size))
         error = errno;
-    close(fd);
+    sw_system->close(fd);
     return error != ECONNREFUSED;
 }
 
