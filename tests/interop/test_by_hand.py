@@ -1,9 +1,8 @@
-"""C programs on software_roce under `aiordma exec`, each with itself as the peer: those that connect
-their queue pairs by hand, and those that use the connection manager."""
+"""C programs on software_roce under `aiordma exec`, each with itself as the peer: with queue pairs
+that they connect by hand, and with the connection manager."""
 
 import signal
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 
 import anyio
 import pytest
@@ -99,7 +98,7 @@ MANAGED = {
 async def has_claimed(port: int, space: int) -> None:
     """Wait until a process has the port, a socket at 127.47.92.space, and listens right after."""
     address = f"{space:02X}5C2F7F:{port:04X}"
-    while address not in Path("/proc/net/udp").read_text():
+    while address not in await anyio.Path("/proc/net/udp").read_text():
         await anyio.sleep(0.02)
     await anyio.sleep(0.5)
 

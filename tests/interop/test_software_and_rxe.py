@@ -138,7 +138,7 @@ async def has_claimed(port: int) -> None:
 
 
 async def play_managed(server: str, client: str, we_serve: bool) -> tuple[str, str]:
-    address, other = (OUR_ADDRESS, RXE_ADDRESS) if we_serve else (RXE_ADDRESS, OUR_ADDRESS)
+    address = OUR_ADDRESS if we_serve else RXE_ADDRESS
     first, second = (OURS, ()) if we_serve else ((), OURS)
     port = UDADDYS_PORT if server.startswith("udaddy") else free_port()
     options = () if port == UDADDYS_PORT else ("-p", port)
