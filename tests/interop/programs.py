@@ -9,10 +9,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import anyio
 import pytest
@@ -24,6 +24,8 @@ from tests.conftest import DEVICE, LOOPS
 from tests.internals import SOFTWARE
 from tests.kernel_objects import has_port, kernel_listens
 from tests.unit.sources import ROOT
+
+Result = TypeVar("Result")
 
 SECONDS = 100.0
 """For a program that has little to do; under emulation a Python process takes 3 s to start."""
@@ -170,6 +172,17 @@ def only(listener: MultiListener[SocketStream]) -> SocketListener:
     (socket,) = listener.listeners
     assert isinstance(socket, SocketListener)
     return socket
+
+
+async def again_if_refused(run: Callable[[], Awaitable[Result]]) -> Result:
+    """Run perftest with -R as both ends, and once more if its client was refused: both ends connect
+    twice, and now and then the client does so before the server listens again."""
+    try:
+        return await run()
+    except AssertionError as error:
+        if "RDMA_CM_EVENT_REJECTED" not in str(error):
+            raise
+        return await run()
 
 
 def running_rping(

@@ -96,11 +96,11 @@ MANAGED = {
 
 
 async def has_claimed(port: int, space: int) -> None:
-    """Wait until a process has the port, a socket at 127.47.92.space, and listens right after."""
+    """Wait until a process has the port, a socket at 127.47.92.space. It listens right after: until
+    then, requests are repeated."""
     address = f"{space:02X}5C2F7F:{port:04X}"
     while address not in await anyio.Path("/proc/net/udp").read_text():
         await anyio.sleep(0.02)
-    await anyio.sleep(0.5)
 
 
 @pytest.mark.parametrize("name", MANAGED)
@@ -119,11 +119,11 @@ async def test_connection_manager(name: str) -> None:
 
 @pytest.mark.parametrize("words", ["ib_send_bw", "ib_write_lat", "ib_read_bw", "ib_send_lat -c UD"])
 async def test_perftest_by_the_connection_manager(words: str) -> None:
-    command = (*ON_ROCE, *words.split(), "-R", "-n", 100, "-F")
     port = free_port()
-    async with running(*command, "-p", port) as server:
+    command = (*ON_ROCE, *words.split(), "-R", "-n", 100, "-F", "-p", port)
+    async with running(*command) as server:
         await has_claimed(port, 6)
-        async with running(*command, "-p", port, ADDRESS) as client:
+        async with running(*command, ADDRESS) as client:
             pass
     for end in (client, server):
         assert "Failed" not in end.output

@@ -130,11 +130,10 @@ MANAGED = {
 
 
 async def has_claimed(port: int) -> None:
-    """Wait until a program on our device has its port, a socket, and listens right after."""
+    """Wait until a program on our device has its port, a socket. It listens right after."""
     command = (*IN_SPACE, "ss", "-Huln", f"sport = :{port}")
     while not (await anyio.run_process(command)).stdout:
         await anyio.sleep(0.1)
-    await anyio.sleep(1)
 
 
 async def play_managed(server: str, client: str, we_serve: bool) -> tuple[str, str]:
