@@ -120,7 +120,7 @@ async def test_connection_manager(name: str) -> None:
 @pytest.mark.parametrize("words", ["ib_send_bw", "ib_write_lat", "ib_read_bw", "ib_send_lat -c UD"])
 async def test_perftest_by_the_connection_manager(words: str) -> None:
     port = free_port()
-    command = (*ON_ROCE, *words.split(), "-R", "-n", 100, "-F", "-p", port)
+    command: tuple[str | int, ...] = (*ON_ROCE, *words.split(), "-R", "-n", 100, "-F", "-p", port)
     async with running(*command) as server:
         await has_claimed(port, 6)
         async with running(*command, ADDRESS) as client:

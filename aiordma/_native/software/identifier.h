@@ -74,13 +74,13 @@ struct sw_identifier {
     struct rdma_conn_param parameters; /* of connect or accept; private_data in private_data[] */
     uint8_t private_data[256];
     struct sw_event *last_event; /* allocated in advance, so that the end can be reported */
-    int is_roce; /* of the RoCE device */
+    int is_roce;                 /* of the RoCE device */
     const struct sw_port_space *space;
     struct sw_connection *connection;     /* RDMA_PS_TCP over iWARP (cm_stream.c) */
     struct sw_conversation *conversation; /* RDMA_PS_TCP over RoCE (cm_roce.c) */
-    struct sw_service *service;       /* RDMA_PS_UDP (cm_datagram.c) */
-    struct sw_membership *groups;     /* joined groups (group.c) */
-    void *slot;                       /* of exported/: aiordma_software_slot */
+    struct sw_service *service;           /* RDMA_PS_UDP (cm_datagram.c) */
+    struct sw_membership *groups;         /* joined groups (group.c) */
+    void *slot;                           /* of exported/: aiordma_software_slot */
 };
 
 extern struct sw_identifier *sw_identifiers; /* a list of all identifiers */
