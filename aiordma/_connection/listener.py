@@ -19,6 +19,7 @@ from aiordma._base.enums import CmEventType
 from aiordma._base.errors import (
     BACKLOG_IS_FULL,
     NOT_SERVING,
+    BusyError,
     ClosedError,
     DeviceRemovedError,
     FlushedError,
@@ -302,6 +303,14 @@ _listeners: WeakItems["Listener"] = WeakItems()
 def open_listeners() -> list["Listener"]:
     """Return the open listeners of this process, in any thread."""
     return [each for each in _listeners.alive() if not each._closed and each._process == here.pid]
+
+
+async def wait_for_port(port: int) -> None:
+    """Wait until the listeners on the port that this event loop has closed no longer use it."""
+    for each in _listeners.alive():
+        if each._closed and each.port == port and each._reactor.loop.is_running_here():
+            with suppress(VerbsCallError, BusyError):  # then the bind fails
+                await each.aclose()
 
 
 class Listener(AbstractListener[Connection]):

@@ -38,6 +38,7 @@ from aiordma.streams.ending import ClosesOnceDrained
 from aiordma.streams.path import CONTROL_SLOTS, Memory, stream_path
 from aiordma.streams.protocol import CREDIT_LIMIT
 from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
+from aiordma.streams.sockets import StreamSocket
 from aiordma.streams.stream import Stream, family_of
 
 __all__ = (
@@ -471,6 +472,17 @@ class StreamListener(AnyListener[Stream]):
         """
         return Stream(*await self._accept())
 
+    async def _accept_all(self, handle: Callable[[Connection, Rsocket], Awaitable[None]]) -> None:
+        """Accept every peer until the listener is closed. Await `handle` for each.
+
+        Raises:
+            DeviceRemovedError, EventLoopError, ForkError: as `_accept_any`.
+        """
+        with suppress(ClosedError), self._listener._handshakes.taking_all():
+            while True:
+                # In no variable, which would keep the last peer's connection until the next peer.
+                await handle(*await self._accept_any())
+
     async def _accept_any(self) -> tuple[Connection, Rsocket]:
         """Accept the next peer whose handshake succeeds; log the others.
 
@@ -524,10 +536,10 @@ class StreamListener(AnyListener[Stream]):
             await self._serve(handler, own)
 
     async def _serve(self, handler: Callable[[Stream], Awaitable[Any]], group: TaskGroup) -> None:
-        with suppress(ClosedError), self._listener._handshakes.taking_all():
-            while True:
-                # In no variable, which would keep the last peer's connection until the next peer.
-                group.start_soon(self._handle, Stream(*await self._accept_any()), handler)
+        async def start(connection: Connection, rsocket: Rsocket) -> None:
+            group.start_soon(self._handle, Stream(connection, rsocket), handler)
+
+        await self._accept_all(start)
 
     async def _handle(self, stream: Stream, handler: Callable[[Stream], Awaitable[Any]]) -> None:
         async with stream:
@@ -544,3 +556,20 @@ class StreamListener(AnyListener[Stream]):
 
     async def __aenter__(self) -> Self:
         return self
+
+    # -- for StreamServer -----------------------------------------------------------------------
+
+    def _socket(self) -> StreamSocket | None:
+        """Return what stands in for the listening socket; None once the listener is closed."""
+        address = self.local_address
+        if self._listener._closed or address is None:
+            return None
+        return StreamSocket(address, buffer_sizes=(self._settings.ring_bytes,) * 2)
+
+    def _set_serving(self, is_serving: bool) -> None:
+        """Accept peers, as a new listener does, or reject each at once."""
+        self._listener._is_serving = is_serving
+
+    def _close_soon(self) -> None:
+        """Stop listening, and close in the background. `aclose` waits for the end."""
+        self._listener._teardown.close()

@@ -10,12 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from aiordma._base.arguments import whole_number, wrong_type
 from aiordma._base.errors import (
     BusyError,
-    ClosedError,
     DeviceRemovedError,
     VerbsCallError,
     cause_text,
@@ -25,7 +23,7 @@ from aiordma._base.process import forked, here, require_same_process
 from aiordma._base.provider import Requirement
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
-from aiordma._connection.listener import MOST_BACKLOG, Listener
+from aiordma._connection.listener import MOST_BACKLOG, wait_for_port
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma._loop.private import expect_unfinished
 from aiordma._runtime.address_lookup import addresses_of, checked_host, checked_service
@@ -42,9 +40,6 @@ logger: logging.Logger = logging.getLogger("aiordma")
 
 _WAITS_FOR_STREAMS = sys.version_info >= (3, 12)
 """Whether `wait_closed` of a closed server waits for its streams."""
-
-_closing: WeakKeyDictionary[Listener, int] = WeakKeyDictionary()
-"""The ports of closed servers: they may not be free yet."""
 
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 """What listening on an IPv6 address fails with if the system has none."""
@@ -99,13 +94,8 @@ class StreamServer(asyncio.AbstractServer):
     def sockets(self) -> tuple[StreamSocket, ...]:
         """What stands in for listening sockets; empty once the server is closed, or its loop has
         ended."""
-        found: list[StreamSocket] = []
-        for each in self._listeners:
-            address = None if each._listener._closed else each.local_address
-            if address is not None:
-                ring_bytes = each._settings.ring_bytes
-                found.append(StreamSocket(address, buffer_sizes=(ring_bytes, ring_bytes)))
-        return tuple(found)
+        found = [each._socket() for each in self._listeners]
+        return tuple(each for each in found if each is not None)
 
     async def start_serving(self) -> None:
         """Begin to accept peers. Idempotent.
@@ -121,7 +111,7 @@ class StreamServer(asyncio.AbstractServer):
             raise RuntimeError(f"server {self!r} is closed")
         if not self._accepting:
             for listener in self._listeners:
-                listener._listener._is_serving = True
+                listener._set_serving(True)
             self._accepting = [
                 self._loop.create_task(self._accept(listener)) for listener in self._listeners
             ]
@@ -152,28 +142,22 @@ class StreamServer(asyncio.AbstractServer):
             self._serving = None
 
     async def _accept(self, listener: StreamListener) -> None:
-        with listener._listener._handshakes.taking_all():
-            await self._accept_all(listener)
+        try:
+            await listener._accept_all(self._make_protocol)
+        except DeviceRemovedError as error:
+            logger.error("%r accepts no more streams: %s", self, cause_text(error))
 
-    async def _accept_all(self, listener: StreamListener) -> None:
-        while True:
-            try:
-                connection, rsocket = await listener._accept_any()
-            except ClosedError:
-                return
-            except DeviceRemovedError as error:
-                logger.error("%r accepts no more streams: %s", self, cause_text(error))
-                return
-            try:
-                # asyncio's server makes each protocol in a task, and so in a context, of its own.
-                copy_context().run(self._make, connection, rsocket, self)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                self._loop.call_exception_handler(
-                    {"message": f"{self!r} could not make a stream's protocol", "exception": error}
-                )
-                await connection.aclose()
+    async def _make_protocol(self, connection: Connection, rsocket: Rsocket) -> None:
+        try:
+            # asyncio's server makes each protocol in a task, and so in a context, of its own.
+            copy_context().run(self._make, connection, rsocket, self)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._loop.call_exception_handler(
+                {"message": f"{self!r} could not make a stream's protocol", "exception": error}
+            )
+            await connection.aclose()
 
     def attach(self, transport: StreamTransport) -> None:
         """Count a transport until it is lost.
@@ -217,8 +201,7 @@ class StreamServer(asyncio.AbstractServer):
         # The server listens no more when this call returns, as in asyncio: a program may close its
         # loop next. `wait_closed` waits for what the device does.
         for listener in self._listeners:
-            _closing[listener._listener] = listener.port
-            listener._listener._teardown.close()
+            listener._close_soon()
         for task in self._accepting:
             expect_unfinished(task)
         if self._serving is not None and not self._serving.done():
@@ -343,7 +326,7 @@ async def create_server(
     listeners: list[StreamListener] = []
     try:
         for address in await _all_addresses(hosts, port, family, flags):
-            await _until_free(address[1])
+            await wait_for_port(address[1])
             is_ipv6 = ":" in address[0]
             try:
                 listener = await listen_for_rsockets(
@@ -360,7 +343,7 @@ async def create_server(
                 continue
             # asyncio's server listens only from `start_serving` on. A port of RDMA's is reserved by
             # listening on it.
-            listener._listener._is_serving = False
+            listener._set_serving(False)
             listeners.append(listener)
     except BaseException:
         await _close_all(listeners)
@@ -403,17 +386,6 @@ async def _all_addresses(
 ) -> list[SocketAddress]:
     found = [await addresses_of(each, port, family, flags) for each in hosts]
     return list(dict.fromkeys(address for each in found for address in each))
-
-
-async def _until_free(port: int) -> None:
-    """Wait for the listeners that this event loop has closed on the port."""
-    for reference in _closing.keyrefs():  # a copy: loops of other threads add listeners
-        listener = reference()
-        if listener is None or _closing.get(listener) != port:
-            continue
-        if listener._reactor.loop.is_running_here():
-            with suppress(VerbsCallError, BusyError):  # then the bind fails
-                await listener.aclose()
 
 
 async def start_server(
