@@ -160,7 +160,7 @@ def probes_of(user: User) -> int:
 
 def drain_of(user: User | SharedReceiveQueue) -> Drain:
     """The hub's drain, with its counters of polls, wake-ups and calls."""
-    return user._endpoint.hub.steps
+    return user._endpoint.hub.poller
 
 
 def pool_of(user: User) -> BufferPool:

@@ -181,7 +181,7 @@ class SharedReceiveEndpoint:
 
     def _open_port(self) -> None:
         loop = self.loop.asyncio_loop
-        self.port = SharedPort(self, self.hub.steps, self._slots, self._open, loop, self.domain)
+        self.port = SharedPort(self, self.hub.poller, self._slots, self._open, loop, self.domain)
         self._pooled = PooledReceives(self.port, self.pool, self._refused, self._members.queues)
         self.port.open(self.raw.key, self.max_message, self.max_sge)
         self.port.can_receive = self.cause is None

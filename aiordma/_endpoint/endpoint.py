@@ -504,7 +504,7 @@ class Endpoint:
         return partial(self.teardown.step, self._handle_event)
 
     def _handle_event(self, event: Event) -> None:
-        before, draining = self.handshake.state, self.hub.steps.draining
+        before, draining = self.handshake.state, self.hub.poller.draining
         if before is ConnectionState.ESTABLISHED and draining and not self._polls_events:
             # Another endpoint took the event during a drain. Handle it after the completions of
             # this drain, because one of them may have a more precise cause.
@@ -564,7 +564,7 @@ class Endpoint:
         # Deliver the completions from before the event first. (If this runs during a drain, after a
         # flush, the failure can still follow in that drain.)
         self.hub.drain()
-        if not (self.hub.steps.draining or self.hub.steps.more):
+        if not (self.hub.poller.draining or self.hub.poller.more):
             self._is_assumed = False
         lingers = follows is Follows.LINGERING and not self.hub.is_iwarp
         if lingers and self.work.sends.is_in_use:
@@ -671,7 +671,7 @@ class Endpoint:
         self.hub.drain()  # what the device has flushed by now
         # If it was not established, there are only receives, which are not flushed.
         waits = self.work.requests and self.handshake.was_established and not self.loop.has_ended
-        if waits or self.hub.steps.draining:
+        if waits or self.hub.poller.draining:
             self.work.port.notifies_owner = True
             timeout = self.options.flush_timeout if waits else 0
             self.teardown.set_timer(_FLUSHED, timeout, self._destroy_if_due)

@@ -342,7 +342,7 @@ class Work:
         self.receives: ReceiveQueue = ReceiveQueue(owner, self.requests, options.receive_queue)
         self.port: Port = Port(
             owner,
-            owner.hub.steps,
+            owner.hub.poller,
             self.sends.slots,
             self.receives.slots,
             self.requests,

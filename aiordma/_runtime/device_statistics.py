@@ -80,12 +80,12 @@ class HubCounters:
 
     Args:
         device: the device's name.
-        steps: the hub's drain.
+        poller: the hub's drain.
     """
 
-    def __init__(self, device: str, steps: Drain) -> None:
+    def __init__(self, device: str, poller: Drain) -> None:
         self._device = device
-        self._steps = steps
+        self._poller = poller
         # Not weakly: if the loop is collected with all its objects, weak references would be gone
         # before the objects end, and their counters with them.
         self._queues: set[_Counted] = set()
@@ -164,10 +164,10 @@ class HubCounters:
         own = DeviceStatistics(
             requests=RequestStatistics._sum(counters),
             queues=queues,
-            polls=self._steps.polls,
-            wakes=self._steps.wakes,
-            completion_events=self._steps.events,
-            completions=self._steps.delivered,
+            polls=self._poller.polls,
+            wakes=self._poller.wakes,
+            completion_events=self._poller.events,
+            completions=self._poller.delivered,
             refused_accesses=self.refused_accesses,
         )
         caches = map(_of_cache, list(self._caches))

@@ -136,13 +136,13 @@ class DeviceHub:
         self._queues: list[CompletionQueueShare] = []
         self._last_cqe: dict[int, int | None] = {0: None}
         """By vector: the option `cqe` of the last reservation."""
-        self.steps: Drain = Drain(
+        self.poller: Drain = Drain(
             self,
             int(ffi.cast("uintptr_t", context.provider.table)),
             int(ffi.cast("uintptr_t", self.channel.pointer)),
             self.in_flight,
         )
-        self.counters: HubCounters = HubCounters(context.device_name, self.steps)
+        self.counters: HubCounters = HubCounters(context.device_name, self.poller)
         self.counters.add_cache(self.pool.registrations)
         self._watchdog: Timer | None = None
         self._watchdog_delay = WATCHDOG_SECONDS
@@ -156,7 +156,7 @@ class DeviceHub:
         self.loop.watch(self.channel.fd, self._readable)
         self._events = join_router(self.context, self.loop, self.handle_async_event)
         self.loop.watch(self.context.async_fd, self._async_readable)
-        self._arms = not self.loop.poll(self.steps)
+        self._arms = not self.loop.poll(self.poller)
         self.drain()  # arms the queue, unless the loop does before it sleeps
 
     def require_here(self, what: object) -> None:
@@ -166,7 +166,7 @@ class DeviceHub:
             EventLoopError, ForkError: as `require_here` of the event loop.
         """
         require_here(self.loop, what)
-        self.steps.settle()
+        self.poller.settle()
 
     def message_limit(self, port: int) -> int:
         """Return the length of the longest message on a port. The driver is asked once."""
@@ -294,7 +294,7 @@ class DeviceHub:
         if not unused:
             return None
         self._queues = [shared for shared in self._queues if shared not in unused]
-        self.steps.set_queues([shared.queue.key for shared in self._queues])
+        self.poller.set_queues([shared.queue.key for shared in self._queues])
         self.in_flight.shrink()
 
         def destroy() -> None:
@@ -313,7 +313,7 @@ class DeviceHub:
     ) -> CompletionQueueShare:
         shared = CompletionQueueShare(queue, comp_vector, cqe)
         self._queues.append(shared)
-        self.steps.set_queues([known.queue.key for known in self._queues])
+        self.poller.set_queues([known.queue.key for known in self._queues])
         return shared
 
     # -- completions --------------------------------------------------------------------------
@@ -321,8 +321,8 @@ class DeviceHub:
     def drain_all(self) -> None:
         """Drain as many completions as the queues can hold, before failing requests in flight."""
         self.drain()
-        left = sum([shared.size for shared in self._queues]) if self.steps.more else 0
-        while self.steps.more and left > 0:
+        left = sum([shared.size for shared in self._queues]) if self.poller.more else 0
+        while self.poller.more and left > 0:
             left -= self.drain() or 1
 
     def drain(self, *, direct: bool = False) -> int:
@@ -332,18 +332,18 @@ class DeviceHub:
         Args:
             direct: no task is running, so that woken tasks can run at once.
         """
-        if self.steps.draining or self.failure is not None:
+        if self.poller.draining or self.failure is not None:
             return 0
         total, until = 0, system.now() + DRAIN_SECONDS
         try:
             for _ in range(ROUNDS):
-                count = self.steps.step(self._arms, direct)
+                count = self.poller.step(self._arms, direct)
                 if count < 0:
                     check_negative_errno(count, "ibv_poll_cq")
                 total += count
-                if not self.steps.more or system.now() > until:
+                if not self.poller.more or system.now() > until:
                     break
-            if self.steps.more:
+            if self.poller.more:
                 self.loop.call_later(0, self._readable)
         except VerbsCallError as error:
             self._fail(error)
@@ -362,13 +362,13 @@ class DeviceHub:
         self.loop.call_later(0, self._deliver_late)
 
     def _deliver_late(self) -> None:
-        self.steps.scheduled = False
+        self.poller.scheduled = False
         if not self._stopped:
             self.drain(direct=True)
 
     def _readable(self) -> None:
         if not self._stopped:
-            self.steps.wakes += 1
+            self.poller.wakes += 1
             self.drain(direct=True)
 
     def _fail(self, error: Failure) -> None:
@@ -378,8 +378,8 @@ class DeviceHub:
             return
         logger.error("%s: %s", self.context.device_name, error)
         self.failure = detached(error)
-        self.steps.enabled = False
-        self.loop.unpoll(self.steps)
+        self.poller.enabled = False
+        self.loop.unpoll(self.poller)
         self.loop.unwatch(self.channel.fd)
         self.loop.unwatch(self.context.async_fd)
         for report in list(self.on_failure):
@@ -451,25 +451,25 @@ class DeviceHub:
         """Check for a lost event from time to time while requests are in flight, because a kernel
         drops an event if an allocation fails. The interval doubles while nothing completes."""
         if self._watchdog is None:
-            self.steps.watched = True
+            self.poller.watched = True
             self._watchdog = self.loop.call_later(self._watchdog_delay, self._watch)
 
     def _watch(self) -> None:
         self._watchdog = None
-        self.steps.watched = False
+        self.poller.watched = False
         if self._stopped or self.failure is not None or not len(self.in_flight):
             self._watchdog_delay = WATCHDOG_SECONDS
             return
-        if self.steps.delivered != self._delivered:
+        if self.poller.delivered != self._delivered:
             self._watchdog_delay = WATCHDOG_SECONDS
         else:
             self._watchdog_delay = min(2 * self._watchdog_delay, WATCHDOG_MOST_SECONDS)
-        self._delivered = self.steps.delivered
+        self._delivered = self.poller.delivered
         now = system.now()
         for look in list(self.on_watch):
             look(now)
         # A queue whose event was lost still counts as armed: arm it again, then poll.
-        self.steps.forget_arming()
+        self.poller.forget_arming()
         try:
             self._readable()
         finally:  # a done callback may raise an interrupt
@@ -483,7 +483,7 @@ class DeviceHub:
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
-        self.loop.unpoll(self.steps)
+        self.loop.unpoll(self.poller)
         self.loop.unwatch(self.channel.fd)
         self.loop.unwatch(self.context.async_fd)
         if self._events is not None:
@@ -494,8 +494,8 @@ class DeviceHub:
 
     def close(self) -> None:
         """Destroy all objects, even if one fails. Every queue pair must have been destroyed."""
-        self.steps.enabled = False
-        self.steps.set_queues([])
+        self.poller.enabled = False
+        self.poller.set_queues([])
         with ExitStack() as last_first:
             last_first.callback(self.context.close)
             last_first.callback(self.domain.close)

@@ -240,7 +240,7 @@ def test_a_number_that_closes_the_endpoint_posts_nothing(what: str) -> None:
                 endpoint.close()
                 time.sleep(0.2)  # whatever a thread does about it, it does now
                 nonlocal crossings
-                crossings = endpoint.hub.steps.crossings
+                crossings = endpoint.hub.poller.crossings
             number = Number(getattr(remote, {what!r}), close)
             try:
                 client.post_write(mine[:], forced(remote, {what}=number))
@@ -248,7 +248,7 @@ def test_a_number_that_closes_the_endpoint_posts_nothing(what: str) -> None:
                 pass
             else:
                 raise SystemExit("it was posted")
-            assert endpoint.hub.steps.crossings == crossings
+            assert endpoint.hub.poller.crossings == crossings
             assert mine._users == 0
         asyncio.run(connected(main))
         """,
@@ -321,7 +321,7 @@ def prepare(endpoint, action):
     class Finalized:
         def __del__(self):
             action()
-            crossings.append(endpoint.hub.steps.crossings)
+            crossings.append(endpoint.hub.poller.crossings)
     gc.collect()
     gc.disable()
     garbage = Finalized()
@@ -473,7 +473,7 @@ def test_a_finalizer_that_closes_the_endpoint_in_a_post(way: str) -> None:
             except aiordma.RdmaError:
                 pass
             over()
-            assert endpoint.hub.steps.crossings == crossings[0], "it was posted"
+            assert endpoint.hub.poller.crossings == crossings[0], "it was posted"
             if request is not None:
                 with anyio.fail_after(30):
                     try:

@@ -220,7 +220,7 @@ def test_a_window_of_awaits_costs_no_wake_up_and_no_event() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         hub = hub_of(client)
         await client.post_write(local, remote)
-        wakes, events, polls = hub.steps.wakes, hub.steps.events, hub.steps.polls
+        wakes, events, polls = hub.poller.wakes, hub.poller.events, hub.poller.polls
         slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
         for _ in range(10):
             for request in [client.post_write(local, remote) for _ in range(WINDOW)]:
@@ -228,10 +228,10 @@ def test_a_window_of_awaits_costs_no_wake_up_and_no_event() -> None:
         assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw == slept
         # The loop had slept, with the queue armed: one event is that of the first of them. And the
         # device may have had a packet of the connection's beginning.
-        assert hub.steps.wakes < wakes + 5
+        assert hub.poller.wakes < wakes + 5
         # The first await of each window finds the ends of all its requests.
-        assert hub.steps.polls < polls + 10 + 5
-        assert hub.steps.events < events + 5
+        assert hub.poller.polls < polls + 10 + 5
+        assert hub.poller.events < events + 5
 
     run(main)
 

@@ -56,7 +56,7 @@ def test_a_readable_channel_completes_each_request_with_its_own(device: Device) 
     for wr_id, request in zip(wr_ids, requests, strict=True):
         assert request.result().wr_id == wr_id
     assert len(hub.in_flight) == 0
-    assert hub.steps.wakes == 1
+    assert hub.poller.wakes == 1
 
 
 def test_unknown_completion_is_dropped(device: Device) -> None:
@@ -94,7 +94,7 @@ def test_more_than_a_batch_is_drained_in_one_wake(
         device.complete(hub.in_flight.add(request))
     loop.watched[Channel.fd]()
     assert all(request.done() for request in requests)
-    assert hub.steps.wakes == 1
+    assert hub.poller.wakes == 1
 
 
 def test_a_flood_lets_others_have_their_turn_and_is_not_forgotten(

@@ -391,7 +391,7 @@ static void refused(BlockPort *blocks, int error, int has_posted)
     PyObject *number = PyLong_FromLong(error);
     PyObject *arguments[] = {blocks->port->owner, number, Py_False};
     PyObject *result =
-        number ? engine_call_method_alone(engine_given.post_refused, arguments, 3) : NULL;
+        number ? engine_call_method_alone(engine_python.post_refused, arguments, 3) : NULL;
 
     Py_XDECREF(number);
     Py_XDECREF(result);

@@ -257,7 +257,7 @@ PyTypeObject engine_datagram_type = {
 PyObject *engine_datagram(PyObject *senders, const char *block, Py_ssize_t size,
                           const struct aiordma_completion *completion)
 {
-    if (!PyObject_TypeCheck(senders, &engine_senders_type) || !engine_given.datagram_class ||
+    if (!PyObject_TypeCheck(senders, &engine_senders_type) || !engine_python.datagram_class ||
         size < GRH) {
         PyErr_SetString(PyExc_TypeError, "the block of a datagram, and its Senders, are expected");
         return NULL;
@@ -267,7 +267,7 @@ PyObject *engine_datagram(PyObject *senders, const char *block, Py_ssize_t size,
     memcpy(grh, block,
            GRH); /* making the message can run the collector, which may unmap the block */
     PyObject *data = PyBytes_FromStringAndSize(block + GRH, length);
-    PyObject *made = data ? make_arrival((PyTypeObject *)engine_given.datagram_class,
+    PyObject *made = data ? make_arrival((PyTypeObject *)engine_python.datagram_class,
                                          (Senders *)senders, grh, completion)
                           : NULL;
     if (made && PyObject_SetAttr(made, data_name, data))

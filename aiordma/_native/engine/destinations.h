@@ -2,7 +2,7 @@
 #ifndef AIORDMA_ENGINE_DESTINATIONS_H
 #define AIORDMA_ENGINE_DESTINATIONS_H
 
-#include "given.h"
+#include "python_objects.h"
 
 /* The base of PeerHandle: an address handle, and the requests that hold it. */
 typedef struct {

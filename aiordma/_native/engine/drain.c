@@ -209,7 +209,7 @@ static void drain_soon(Drain *drain)
     if (drain->scheduled)
         return;
     drain->scheduled = 1;
-    PyObject *result = engine_call_method_alone(engine_given.drain_soon, &drain->hub, 1);
+    PyObject *result = engine_call_method_alone(engine_python.drain_soon, &drain->hub, 1);
     Py_XDECREF(result);
     if (!result)
         engine_log("scheduling a drain failed, and completions will be delivered late", drain->hub);

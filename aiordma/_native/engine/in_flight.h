@@ -2,7 +2,7 @@
 #ifndef AIORDMA_ENGINE_IN_FLIGHT_H
 #define AIORDMA_ENGINE_IN_FLIGHT_H
 
-#include "given.h"
+#include "python_objects.h"
 
 typedef struct Request Request;
 

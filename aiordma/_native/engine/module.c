@@ -12,7 +12,7 @@
 #include "datagrams.h"
 #include "drain.h"
 #include "method.h"
-#include "open.h"
+#include "open_requests.h"
 #include "post.h"
 #include "reading.h"
 #include "request_type.h"
@@ -48,24 +48,24 @@ static PyObject *give(PyObject *module, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (completion)
-        use(&engine_given.completion_class, completion);
+        use(&engine_python.completion_class, completion);
     if (datagram && !(PyType_Check(datagram) &&
                       PyType_IsSubtype((PyTypeObject *)datagram, &engine_datagram_type))) {
         PyErr_SetString(PyExc_TypeError, "datagram: a subclass of DatagramFields");
         return NULL;
     }
     if (datagram)
-        use(&engine_given.datagram_class, datagram);
+        use(&engine_python.datagram_class, datagram);
     if (remote)
-        use(&engine_given.remote_class, remote);
+        use(&engine_python.remote_class, remote);
     if (slice)
-        use(&engine_given.slice_class, slice);
+        use(&engine_python.slice_class, slice);
     if (wait)
-        use(&engine_given.wait_elsewhere, wait);
+        use(&engine_python.wait_elsewhere, wait);
     if (log)
-        use(&engine_given.log, log);
+        use(&engine_python.log, log);
     if (detached)
-        use(&engine_given.detached, detached);
+        use(&engine_python.detached, detached);
     Py_RETURN_NONE;
 }
 
@@ -142,7 +142,7 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* The types and the objects in engine_given exist once per process. A second interpreter would use
+/* The types and the objects in engine_python exist once per process. A second interpreter would use
    the objects of the first one, and replace them by its own. */
 static int refuse_subinterpreter(void)
 {
@@ -169,7 +169,7 @@ static int execute(PyObject *module)
         {"WorkRequest", &engine_request_type},
         {"Waiter", &engine_waiter_type},
         {"Spinner", &engine_spinner_type},
-        {"OpenRequests", &engine_open_type},
+        {"OpenRequests", &engine_open_requests_type},
         {"Method", &engine_method_type},
         {"ChainPort", &engine_chain_type},
         {"BlockPort", &engine_block_port_type},

@@ -18,7 +18,7 @@ void engine_watch_over(Drain *drain)
     if (drain->watched || !drain->table->live)
         return;
     drain->watched = 1;
-    PyObject *result = engine_call_method_alone(engine_given.watch_over, &drain->hub, 1);
+    PyObject *result = engine_call_method_alone(engine_python.watch_over, &drain->hub, 1);
     Py_XDECREF(result);
     if (!result)
         engine_log("starting the watchdog for lost completion events failed", drain->hub);

@@ -227,8 +227,8 @@ static PyObject *lease_memory(Lease *lease, void *closure)
     }
     if (!lease->memory) {
         PyObject *memory =
-            engine_given.slice_class
-                ? PyObject_CallFunction(engine_given.slice_class, "Onn", lease->slab->region,
+            engine_python.slice_class
+                ? PyObject_CallFunction(engine_python.slice_class, "Onn", lease->slab->region,
                                         offset_of(lease), lease->length)
                 : PyErr_Format(PyExc_RuntimeError, "there is no class of slices");
         if (!memory)

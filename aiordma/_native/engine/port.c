@@ -65,7 +65,7 @@ void engine_doorbell_failed(Port *port, int error)
     PyObject *number = PyLong_FromLong(error);
     PyObject *arguments[] = {port->owner, number};
     PyObject *result =
-        number ? engine_call_method_alone(engine_given.doorbell_failed, arguments, 2) : NULL;
+        number ? engine_call_method_alone(engine_python.doorbell_failed, arguments, 2) : NULL;
     Py_XDECREF(number);
     Py_XDECREF(result);
     if (!result)
@@ -93,7 +93,7 @@ PyTypeObject engine_slots_type = {
 
 void engine_grant_slot(Slots *slots)
 {
-    PyObject *result = engine_call_method_alone(engine_given.grant, (PyObject **)&slots, 1);
+    PyObject *result = engine_call_method_alone(engine_python.grant, (PyObject **)&slots, 1);
     Py_XDECREF(result);
     if (!result)
         engine_log("giving back a slot failed", (PyObject *)slots);

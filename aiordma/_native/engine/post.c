@@ -5,7 +5,7 @@
  */
 #include "post.h"
 #include "drain.h"
-#include "open.h"
+#include "open_requests.h"
 #include "reading.h"
 #include "request.h"
 #include "shared.h"
@@ -22,7 +22,7 @@ static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!O!OO", names, &owner, &engine_drain_type,
                                      &drain, &engine_slots_type, &sends, &engine_slots_type,
-                                     &receives, &engine_open_type, &open, &loop, &domain))
+                                     &receives, &engine_open_requests_type, &open, &loop, &domain))
         return NULL;
     return (PyObject *)engine_new_port(type, owner, drain, sends, receives, open, loop, domain);
 }
@@ -63,7 +63,7 @@ static PyObject *refuse(Port *port, Request *request, int error)
     if (!number)
         return NULL;
     PyObject *arguments[] = {port->owner, number, request->is_receive ? Py_True : Py_False};
-    PyObject *result = engine_call_method_alone(engine_given.post_refused, arguments, 3);
+    PyObject *result = engine_call_method_alone(engine_python.post_refused, arguments, 3);
     Py_DECREF(number);
     if (result) {
         Py_DECREF(result);

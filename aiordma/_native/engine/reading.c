@@ -94,11 +94,11 @@ static int attribute(PyObject *object, PyObject *name, unsigned long long *value
 int engine_read_remote(PyObject *remote, unsigned long long *address, unsigned long long *length,
                        unsigned long long *rkey)
 {
-    if ((PyObject *)Py_TYPE(remote) != engine_given.remote_class)
+    if ((PyObject *)Py_TYPE(remote) != engine_python.remote_class)
         return 0;
-    return attribute(remote, engine_given.address, address) ||
-                   attribute(remote, engine_given.length, length) ||
-                   attribute(remote, engine_given.rkey, rkey)
+    return attribute(remote, engine_python.address, address) ||
+                   attribute(remote, engine_python.length, length) ||
+                   attribute(remote, engine_python.rkey, rkey)
                ? -1
                : 1;
 }

@@ -27,7 +27,7 @@ static void region_dealloc(RegionBase *region)
 int engine_close_region(RegionBase *region)
 {
     /* Nothing else closes a retired region before its domain. */
-    PyObject *result = engine_call_method_alone(engine_given.close, (PyObject **)&region, 1);
+    PyObject *result = engine_call_method_alone(engine_python.close, (PyObject **)&region, 1);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }

@@ -2,7 +2,7 @@
 #ifndef AIORDMA_ENGINE_REGIONS_H
 #define AIORDMA_ENGINE_REGIONS_H
 
-#include "given.h"
+#include "python_objects.h"
 
 /* The base of MemoryRegion: the fields that a post reads. */
 typedef struct {

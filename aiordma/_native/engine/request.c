@@ -53,7 +53,7 @@ static void release_held(PyObject *held, Py_ssize_t count)
         if (PyObject_TypeCheck(memory, &engine_part_type)) {
             failed = engine_release_region(((Part *)memory)->region);
         } else {
-            PyObject *result = engine_call_method_alone(engine_given.release, &memory, 1);
+            PyObject *result = engine_call_method_alone(engine_python.release, &memory, 1);
             failed = !result;
             Py_XDECREF(result);
         }
@@ -65,7 +65,7 @@ static void release_held(PyObject *held, Py_ssize_t count)
 int engine_hold_all(PyObject *held)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(held); i++) {
-        PyObject *result = PyObject_CallMethodNoArgs(PyTuple_GET_ITEM(held, i), engine_given.hold);
+        PyObject *result = PyObject_CallMethodNoArgs(PyTuple_GET_ITEM(held, i), engine_python.hold);
         Py_XDECREF(result);
         if (!result) {
             PyObject *type, *value, *trace;
@@ -226,7 +226,7 @@ static void release_handle(Request *request)
     handle->holders--;
     if (handle->retired && !handle->holders) {
         PyObject *destroyed = (PyObject *)handle;
-        PyObject *result = engine_call_method_alone(engine_given.destroy, &destroyed, 1);
+        PyObject *result = engine_call_method_alone(engine_python.destroy, &destroyed, 1);
         Py_XDECREF(result);
         if (!result)
             engine_log("destroying the address handle of %r failed", (PyObject *)request);
@@ -284,7 +284,7 @@ static void account(Request *request)
         return;
     }
     PyObject *arguments[] = {request->owner, (PyObject *)request};
-    PyObject *result = engine_call_method_alone(engine_given.request_ended, arguments, 2);
+    PyObject *result = engine_call_method_alone(engine_python.request_ended, arguments, 2);
     Py_XDECREF(result);
     if (!result)
         engine_log("the end of %r could not be accounted for", (PyObject *)request);
@@ -398,7 +398,7 @@ static void explain(Request *request, const struct aiordma_completion *completio
     PyObject *error = NULL;
     if (raw) {
         PyObject *arguments[] = {request->owner, (PyObject *)request, raw};
-        error = engine_call_method_alone(engine_given.request_failed, arguments, 3);
+        error = engine_call_method_alone(engine_python.request_failed, arguments, 3);
         Py_DECREF(raw);
     }
     if (!error && engine_keep_interrupt())
@@ -480,7 +480,7 @@ static void end_run(Request *request)
         if (!end_with(earlier, request)) {
             earlier->retrieved = 1; /* if it fails, the last request reports the error */
             PyObject *arguments[] = {request->owner, (PyObject *)earlier, (PyObject *)request};
-            PyObject *result = engine_call_method_alone(engine_given.run_ended, arguments, 3);
+            PyObject *result = engine_call_method_alone(engine_python.run_ended, arguments, 3);
             Py_XDECREF(result);
             if (!result)
                 engine_log("the run of %r could not be ended", (PyObject *)request);
@@ -547,8 +547,8 @@ PyObject *engine_withdraw(Request *request, int has_failed)
 PyObject *engine_own_error(Request *request)
 {
     request->retrieved = 1;
-    return engine_given.detached ? PyObject_CallOneArg(engine_given.detached, request->error)
-                                 : Py_NewRef(request->error);
+    return engine_python.detached ? PyObject_CallOneArg(engine_python.detached, request->error)
+                                  : Py_NewRef(request->error);
 }
 
 PyObject *engine_result(Request *request)

@@ -24,8 +24,8 @@ static PyObject *make_waiter(Request *request)
 {
     if (request->port && request->port->loop)
         return (PyObject *)engine_waiter(request->port->loop);
-    PyObject *loop = PyObject_GetAttr(request->owner, engine_given.loop);
-    PyObject *waiter = loop ? PyObject_CallMethodNoArgs(loop, engine_given.waiter) : NULL;
+    PyObject *loop = PyObject_GetAttr(request->owner, engine_python.loop);
+    PyObject *waiter = loop ? PyObject_CallMethodNoArgs(loop, engine_python.waiter) : NULL;
     Py_XDECREF(loop);
     return waiter;
 }
@@ -68,11 +68,11 @@ static const struct engine_awaited awaited_calls = {
 static PyObject *await_elsewhere(PyObject *awaited, PyObject *waiter)
 {
     PyObject *arguments[] = {awaited, waiter};
-    if (!engine_given.wait_elsewhere) {
+    if (!engine_python.wait_elsewhere) {
         PyErr_SetString(PyExc_RuntimeError, "the engine was not given wait_elsewhere");
         return NULL;
     }
-    return PyObject_Vectorcall(engine_given.wait_elsewhere, arguments, 2, NULL);
+    return PyObject_Vectorcall(engine_python.wait_elsewhere, arguments, 2, NULL);
 }
 
 /* Await a request that has ended, and suspend the task once. */
@@ -85,7 +85,7 @@ static PyObject *pause_once(Request *request, PyObject *awaited, const struct en
         waiter->pauses = 1;
         return made;
     }
-    PyObject *woken = made ? PyObject_CallMethodNoArgs(made, engine_given.wake) : NULL;
+    PyObject *woken = made ? PyObject_CallMethodNoArgs(made, engine_python.wake) : NULL;
     if (woken)
         result = await_elsewhere(awaited, made); /* suspends once, though the waiter is woken */
     Py_XDECREF(woken);
@@ -113,7 +113,7 @@ PyObject *engine_await_request(Request *request, PyObject *awaited,
         return NULL;
     }
     if (request->port && !engine_is_here(request->port)) {
-        PyObject *ours = PyObject_CallMethodNoArgs(request->owner, engine_given.require_own_loop);
+        PyObject *ours = PyObject_CallMethodNoArgs(request->owner, engine_python.require_own_loop);
         if (!ours)
             return NULL;
         Py_DECREF(ours);

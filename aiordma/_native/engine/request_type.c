@@ -132,7 +132,7 @@ static void request_finalize(Request *request)
         return;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *arguments[] = {request->owner, (PyObject *)request};
-    PyObject *result = engine_call_method_alone(engine_given.request_unretrieved, arguments, 2);
+    PyObject *result = engine_call_method_alone(engine_python.request_unretrieved, arguments, 2);
     Py_XDECREF(result);
     if (!result)
         engine_log("the failure of %r could not be reported", (PyObject *)request);

@@ -79,7 +79,7 @@ static enum end tell_of_failure(Drain *drain, int error)
 {
     PyObject *number = PyLong_FromLong(error);
     PyObject *result =
-        number ? PyObject_CallMethodOneArg(drain->hub, engine_given.drain_failed, number) : NULL;
+        number ? PyObject_CallMethodOneArg(drain->hub, engine_python.drain_failed, number) : NULL;
     Py_XDECREF(number);
     Py_XDECREF(result);
     drain->enabled = 0;

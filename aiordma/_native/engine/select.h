@@ -2,7 +2,7 @@
 #ifndef AIORDMA_ENGINE_SELECT_H
 #define AIORDMA_ENGINE_SELECT_H
 
-#include "given.h"
+#include "python_objects.h"
 
 extern PyTypeObject engine_spinner_type;
 

@@ -5,7 +5,7 @@
  */
 #include "shared.h"
 #include "drain.h"
-#include "open.h"
+#include "open_requests.h"
 #include "reading.h"
 #include "request.h"
 
@@ -202,8 +202,8 @@ static PyObject *shared_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     PyObject *owner, *drain, *receives, *open, *loop, *domain;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!OO", names, &owner, &engine_drain_type,
-                                     &drain, &engine_slots_type, &receives, &engine_open_type,
-                                     &open, &loop, &domain))
+                                     &drain, &engine_slots_type, &receives,
+                                     &engine_open_requests_type, &open, &loop, &domain))
         return NULL;
     return (PyObject *)engine_new_port(type, owner, drain, NULL, receives, open, loop, domain);
 }

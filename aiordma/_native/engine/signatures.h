@@ -2,7 +2,7 @@
 #ifndef AIORDMA_ENGINE_SIGNATURES_H
 #define AIORDMA_ENGINE_SIGNATURES_H
 
-#include "given.h"
+#include "python_objects.h"
 
 /*
  * The kinds of posts: KIND(constant, name, opcode, parameters). A port has a method of each name with

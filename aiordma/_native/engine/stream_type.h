@@ -2,7 +2,7 @@
 #ifndef AIORDMA_ENGINE_STREAM_TYPE_H
 #define AIORDMA_ENGINE_STREAM_TYPE_H
 
-#include "given.h"
+#include "python_objects.h"
 
 extern PyTypeObject engine_stream_type;
 

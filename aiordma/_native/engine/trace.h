@@ -2,7 +2,7 @@
 #ifndef AIORDMA_ENGINE_TRACE_H
 #define AIORDMA_ENGINE_TRACE_H
 
-#include "given.h"
+#include "python_objects.h"
 
 struct engine_record {
     PyObject *owner, *operation; /* borrowed: the trace takes references of its own */

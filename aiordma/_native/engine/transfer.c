@@ -193,7 +193,7 @@ static PySendResult go_general(Transfer *transfer, PyObject **result)
 {
     PyObject *coroutine = PyObject_Call(transfer->general, transfer->arguments, transfer->keywords);
     PyObject *inner =
-        coroutine ? PyObject_CallMethodNoArgs(coroutine, engine_given.await_name) : NULL;
+        coroutine ? PyObject_CallMethodNoArgs(coroutine, engine_python.await_name) : NULL;
 
     Py_XDECREF(coroutine);
     Py_XSETREF(transfer->inner, inner);

@@ -304,7 +304,7 @@ static PySendResult go_general(ArrivalView *view, PyObject **result)
     PyObject *coroutine =
         PyObject_CallMethodOneArg(view->queue->owner, enter_name, (PyObject *)view);
 
-    view->inner = coroutine ? PyObject_CallMethodNoArgs(coroutine, engine_given.await_name) : NULL;
+    view->inner = coroutine ? PyObject_CallMethodNoArgs(coroutine, engine_python.await_name) : NULL;
     Py_XDECREF(coroutine);
     if (!view->inner)
         return returned(NULL, result);

@@ -2,7 +2,7 @@
 #ifndef AIORDMA_ENGINE_VIEW_H
 #define AIORDMA_ENGINE_VIEW_H
 
-#include "given.h"
+#include "python_objects.h"
 
 extern PyTypeObject engine_view_type;
 

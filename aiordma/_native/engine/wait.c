@@ -81,7 +81,7 @@ static int is_over(PyObject *loop)
     if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
         return 0;
     PyErr_Fetch(&type, &value, &trace);
-    PyObject *closed = PyObject_CallMethodNoArgs(loop, engine_given.is_closed);
+    PyObject *closed = PyObject_CallMethodNoArgs(loop, engine_python.is_closed);
     int over = closed == Py_True;
     PyErr_Clear();
     Py_XDECREF(closed);
@@ -100,7 +100,7 @@ static int call_soon(Waiter *waiter)
 {
     PyObject *arguments[] = {waiter->loop, (PyObject *)waiter, waiter->context};
     PyObject *handle = PyObject_VectorcallMethod(
-        engine_given.call_soon, arguments, 2, waiter->context ? engine_given.with_context : NULL);
+        engine_python.call_soon, arguments, 2, waiter->context ? engine_python.with_context : NULL);
     Py_XDECREF(handle);
     return handle || is_over(waiter->loop) ? 0 : -1;
 }
@@ -133,7 +133,7 @@ int engine_wake(PyObject *object)
     Waiter *waiter = (Waiter *)object;
 
     if (!Py_IS_TYPE(object, &engine_waiter_type)) {
-        PyObject *result = engine_call_method_alone(engine_given.wake, &object, 1);
+        PyObject *result = engine_call_method_alone(engine_python.wake, &object, 1);
         Py_XDECREF(result);
         return result ? 0 : -1;
     }
@@ -346,7 +346,7 @@ static PyObject *waiter_wake(PyObject *waiter, PyObject *none)
 
 PyObject *engine_throw_into(PyObject *inner, PyObject *arguments)
 {
-    PyObject *method = inner ? PyObject_GetAttr(inner, engine_given.throw) : NULL, *result = NULL;
+    PyObject *method = inner ? PyObject_GetAttr(inner, engine_python.throw) : NULL, *result = NULL;
 
     if (method)
         result = PyObject_Call(method, arguments, NULL);
@@ -362,7 +362,7 @@ PyObject *engine_throw_into(PyObject *inner, PyObject *arguments)
 
 PyObject *engine_close_inner(PyObject *inner)
 {
-    return inner ? PyObject_CallMethodNoArgs(inner, engine_given.close) : Py_NewRef(Py_None);
+    return inner ? PyObject_CallMethodNoArgs(inner, engine_python.close) : Py_NewRef(Py_None);
 }
 
 int engine_runs_here(PyObject *loop)

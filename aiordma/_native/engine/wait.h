@@ -2,7 +2,7 @@
 #ifndef AIORDMA_ENGINE_WAIT_H
 #define AIORDMA_ENGINE_WAIT_H
 
-#include "given.h"
+#include "python_objects.h"
 
 enum waiter_state { WAITING, WOKEN, CANCELLED };
 

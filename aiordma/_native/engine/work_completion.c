@@ -71,8 +71,8 @@ int engine_read_completion(PyObject *tuple, struct aiordma_completion *c)
 
 PyObject *engine_completion(const struct aiordma_completion *completion)
 {
-    PyTypeObject *type = engine_given.completion_class
-                             ? (PyTypeObject *)engine_given.completion_class
+    PyTypeObject *type = engine_python.completion_class
+                             ? (PyTypeObject *)engine_python.completion_class
                              : &engine_completion_type;
     Completion *made = (Completion *)type->tp_alloc(type, 0);
     if (made)

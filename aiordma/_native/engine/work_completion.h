@@ -2,7 +2,7 @@
 #ifndef AIORDMA_ENGINE_WORK_COMPLETION_H
 #define AIORDMA_ENGINE_WORK_COMPLETION_H
 
-#include "given.h"
+#include "python_objects.h"
 
 typedef struct {
     PyObject_HEAD struct aiordma_completion fields;

@@ -1,6 +1,6 @@
 /* Python's objects that the engine uses, kept exceptions, the log, and the count of forks. */
-#ifndef AIORDMA_ENGINE_GIVEN_H
-#define AIORDMA_ENGINE_GIVEN_H
+#ifndef AIORDMA_ENGINE_PYTHON_OBJECTS_H
+#define AIORDMA_ENGINE_PYTHON_OBJECTS_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -11,7 +11,7 @@
 extern const struct aiordma_data_path *engine_path;
 
 /* Objects that Python passes at import, and interned names. */
-struct engine_given {
+struct engine_python {
     PyObject *completion_class; /* WorkCompletion, a subclass of CompletionFields */
     PyObject *remote_class;     /* RemoteMemory */
     PyObject *slice_class;      /* MemorySlice */
@@ -27,7 +27,7 @@ struct engine_given {
     PyObject *require_own_loop, *is_closed, *throw, *await_name;
     PyObject *with_context; /* the tuple ("context",) */
 };
-extern struct engine_given engine_given;
+extern struct engine_python engine_python;
 
 /*
  * Log the exception that is set, and clear it. An interrupt, which is an exception that is no

@@ -1,9 +1,9 @@
 /* Python's objects that the engine uses, kept exceptions, the log, and the count of forks. */
-#include "given.h"
+#include "python_objects.h"
 
 #include <pthread.h>
 
-struct engine_given engine_given;
+struct engine_python engine_python;
 const struct aiordma_data_path *engine_path;
 
 unsigned int engine_process;
@@ -102,8 +102,8 @@ void engine_log(const char *text, PyObject *object)
     if (value && trace)
         PyException_SetTraceback(value, trace);
     PyObject *aside = engine_put_aside();
-    PyObject *result = engine_given.log && value
-                           ? PyObject_CallFunction(engine_given.log, "sOO", text, object, value)
+    PyObject *result = engine_python.log && value
+                           ? PyObject_CallFunction(engine_python.log, "sOO", text, object, value)
                            : NULL;
     engine_put_back(aside);
     Py_XDECREF(type);
@@ -128,38 +128,38 @@ int engine_prepare(void)
         PyObject **place;
         const char *text;
     } names[] = {
-        {&engine_given.address, "address"},
-        {&engine_given.length, "length"},
-        {&engine_given.rkey, "rkey"},
-        {&engine_given.call_soon, "call_soon"},
-        {&engine_given.request_ended, "request_ended"},
-        {&engine_given.request_failed, "request_failed"},
-        {&engine_given.run_ended, "run_ended"},
-        {&engine_given.hold, "_hold"},
-        {&engine_given.release, "_release"},
-        {&engine_given.waiter, "waiter"},
-        {&engine_given.loop, "loop"},
-        {&engine_given.wake, "wake"},
-        {&engine_given.close, "close"},
-        {&engine_given.destroy, "_destroy_if_unused"},
-        {&engine_given.watch_over, "watch_over"},
-        {&engine_given.drain_soon, "drain_soon"},
-        {&engine_given.drain_failed, "drain_failed"},
-        {&engine_given.post_refused, "post_refused"},
-        {&engine_given.doorbell_failed, "doorbell_failed"},
-        {&engine_given.grant, "grant"},
-        {&engine_given.require_own_loop, "require_own_loop"},
-        {&engine_given.is_closed, "is_closed"},
-        {&engine_given.request_unretrieved, "request_unretrieved"},
-        {&engine_given.throw, "throw"},
-        {&engine_given.await_name, "__await__"},
+        {&engine_python.address, "address"},
+        {&engine_python.length, "length"},
+        {&engine_python.rkey, "rkey"},
+        {&engine_python.call_soon, "call_soon"},
+        {&engine_python.request_ended, "request_ended"},
+        {&engine_python.request_failed, "request_failed"},
+        {&engine_python.run_ended, "run_ended"},
+        {&engine_python.hold, "_hold"},
+        {&engine_python.release, "_release"},
+        {&engine_python.waiter, "waiter"},
+        {&engine_python.loop, "loop"},
+        {&engine_python.wake, "wake"},
+        {&engine_python.close, "close"},
+        {&engine_python.destroy, "_destroy_if_unused"},
+        {&engine_python.watch_over, "watch_over"},
+        {&engine_python.drain_soon, "drain_soon"},
+        {&engine_python.drain_failed, "drain_failed"},
+        {&engine_python.post_refused, "post_refused"},
+        {&engine_python.doorbell_failed, "doorbell_failed"},
+        {&engine_python.grant, "grant"},
+        {&engine_python.require_own_loop, "require_own_loop"},
+        {&engine_python.is_closed, "is_closed"},
+        {&engine_python.request_unretrieved, "request_unretrieved"},
+        {&engine_python.throw, "throw"},
+        {&engine_python.await_name, "__await__"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (engine_intern(names[i].place, names[i].text))
             return -1;
-    if (!engine_given.with_context)
-        engine_given.with_context = Py_BuildValue("(s)", "context");
-    if (!engine_given.with_context)
+    if (!engine_python.with_context)
+        engine_python.with_context = Py_BuildValue("(s)", "context");
+    if (!engine_python.with_context)
         return -1;
     if (!prepared && pthread_atfork(NULL, NULL, forked)) {
         PyErr_SetString(PyExc_OSError, "pthread_atfork failed");

@@ -1,5 +1,5 @@
 /* The type of OpenRequests (request.c): the counters, and the interface for Python. */
-#include "open.h"
+#include "open_requests.h"
 #include "request_type.h"
 
 static int open_traverse(OpenRequests *open, visitproc visit, void *arg)
@@ -173,7 +173,7 @@ static PySequenceMethods sequence = {
     .sq_contains = (objobjproc)open_has,
 };
 
-PyTypeObject engine_open_type = {
+PyTypeObject engine_open_requests_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.OpenRequests",
     .tp_basicsize = sizeof(OpenRequests),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
