@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "cm_addresses.h"
+#include "cm_handshakes.h"
 #include "cm_stream.h"
 #include "events.h"
 
@@ -32,24 +33,51 @@ enum {
     HANDSHAKE_WORK = 16 * SW_FRAME_WORK, /* to accept a peer, or to read from it */
 };
 
+/* What an identifier that listens has, beside a connection whose socket listens. */
+struct sw_listener {
+    struct sw_identifier *identifier;
+    uint32_t waiting; /* requests that the program has not taken */
+    uint32_t backlog;
+    int spare;                        /* a descriptor to close if there is no other; -1: none */
+    uint32_t retries;                 /* to accept, since the last success */
+    int is_short;                     /* of descriptors or memory, and the program has the event */
+    struct sw_timer calm;             /* runs until there was no shortage for a while */
+    uint32_t strangers;               /* peers without a handshake since the last event of them */
+    struct sockaddr_storage stranger; /* the last one, and what it did: an errno */
+    int strangeness;
+    struct sw_timer told; /* runs for a while after such an event */
+};
+
+/* A peer's connection whose request did not come with it. */
+struct sw_half_open {
+    struct sw_handshake handshake;
+    struct sw_listener *listener;
+    struct sw_connection *connection;
+};
+
 /* -- listening ------------------------------------------------------------------------- */
 
 /* Call listen_again later, after a lack of memory or descriptors. Returns 0 without a timer. */
-static int retry_later(struct sw_connection *listener)
+static int retry_later(struct sw_listener *listener)
 {
     return !sw_call_later(&listener->identifier->timer, RETRY_MILLISECONDS);
 }
 
-static void accept_again(struct sw_connection *listener)
+static int watch_listener(struct sw_listener *listener, uint32_t events)
 {
-    if (listener->waiting < listener->backlog && sw_rewatch(&listener->watch, EPOLLIN))
+    return sw_rewatch(&listener->identifier->connection->watch, events);
+}
+
+static void accept_again(struct sw_listener *listener)
+{
+    if (listener->waiting < listener->backlog && watch_listener(listener, EPOLLIN))
         retry_later(listener);
 }
 
 /* Report peers that did not send a handshake: their number, and the last one's address. */
 static void tell_of_strangers(struct sw_timer *timer)
 {
-    struct sw_connection *listener = SW_CONTAINER(timer, struct sw_connection, told);
+    struct sw_listener *listener = SW_CONTAINER(timer, struct sw_listener, told);
 
     if (!listener->strangers || sw_call_later(timer, STRANGERS_MILLISECONDS))
         return;
@@ -63,29 +91,38 @@ static void tell_of_strangers(struct sw_timer *timer)
     sw_report(event);
 }
 
-static void note_stranger(struct sw_connection *peer, int error)
+static void note_stranger(struct sw_listener *listener, int fd, int error)
 {
-    struct sw_connection *listener = peer->listener;
-
     listener->strangers++;
     listener->strangeness = error;
     memset(&listener->stranger, 0, sizeof(listener->stranger));
-    (void)sw_get_socket_address(peer->fd, sw_system->getpeername, &listener->stranger);
+    (void)sw_get_socket_address(fd, sw_system->getpeername, &listener->stranger);
     listener->told.expired = tell_of_strangers;
     if (!listener->told.deadline)
         tell_of_strangers(&listener->told);
 }
 
+/* The request has arrived, or the connection is over. */
+static void end_half_open(struct sw_connection *connection)
+{
+    if (!connection->half_open)
+        return;
+    sw_end_handshake(&connection->half_open->handshake);
+    free(connection->half_open);
+    connection->half_open = NULL;
+}
+
 static void drop_handshake(struct sw_handshake *handshake)
 {
-    struct sw_connection *peer = SW_CONTAINER(handshake, struct sw_connection, handshake);
-    struct sw_connection *listener = peer->listener;
+    struct sw_half_open *half_open = SW_CONTAINER(handshake, struct sw_half_open, handshake);
+    struct sw_listener *listener = half_open->listener;
+    struct sw_connection *connection = half_open->connection;
 
-    if (handshake->source && !handshake->ticks)
-        note_stranger(peer, ETIMEDOUT);
-    sw_end_handshake(handshake);
-    sw_reset_connection(peer);
-    free(peer);
+    if (!handshake->ticks)
+        note_stranger(listener, connection->fd, ETIMEDOUT);
+    end_half_open(connection);
+    sw_reset_connection(connection);
+    free(connection);
     accept_again(listener);
 }
 
@@ -110,12 +147,12 @@ static struct sw_mpa reply_to(const struct sw_mpa *request)
 }
 
 /* Reject a request that no program could accept. */
-static void refuse(struct sw_connection *peer)
+static void refuse(struct sw_connection *connection)
 {
-    struct sw_mpa reply = reply_to(&peer->peer);
+    struct sw_mpa reply = reply_to(&connection->peer);
 
     reply.rejects = 1;
-    if (sw_write_handshake(peer, &reply)) {
+    if (sw_write_handshake(connection, &reply)) {
         /* The peer then sees only that the connection ends. */
     }
 }
@@ -142,114 +179,129 @@ static struct sw_event *event_of_request(struct sw_identifier *listener,
 /* Report that the peer left before the program answered: an accept would fail. */
 static void asking_peer_left(struct sw_watch *watch, uint32_t events)
 {
-    struct sw_connection *peer = SW_CONTAINER(watch, struct sw_connection, watch);
+    struct sw_connection *connection = SW_CONTAINER(watch, struct sw_connection, watch);
 
     (void)events;
-    sw_progress_unwatch(&peer->member);
+    sw_progress_unwatch(&connection->member);
     sw_device.reads++;
-    sw_report_last(peer->identifier, RDMA_CM_EVENT_CONNECT_ERROR, -ECONNRESET);
+    sw_report_last(connection->identifier, RDMA_CM_EVENT_CONNECT_ERROR, -ECONNRESET);
 }
 
 /* Make an identifier of a peer's connection, and report its request. */
-static int request_arrived(struct sw_connection *peer)
+static int request_arrived(struct sw_listener *listener, struct sw_connection *connection)
 {
-    struct sw_connection *listening = peer->listener;
-    struct sw_identifier *listener = listening->identifier;
+    const struct sw_mpa *peer = &connection->peer;
 
-    if (peer->peer.markers || peer->peer.private_size > UINT8_MAX) {
-        refuse(peer);
+    if (peer->markers || peer->private_size > UINT8_MAX) {
+        refuse(connection);
         return EOPNOTSUPP;
     }
-    if (listening->waiting >= listening->backlog)
+    if (listener->waiting >= listener->backlog)
         return ENOBUFS;
-    struct sw_identifier *identifier = sw_new_requesting(listener);
+    struct sw_identifier *identifier = sw_new_requesting(listener->identifier);
     if (!identifier)
         return ENOMEM;
     struct rdma_addr *addresses = &identifier->ibv.route.addr;
     struct sw_event *event = NULL;
-    int error = sw_get_socket_address(peer->fd, sw_system->getsockname, &addresses->src_storage);
+    int error =
+        sw_get_socket_address(connection->fd, sw_system->getsockname, &addresses->src_storage);
     if (!error)
-        error = sw_get_socket_address(peer->fd, sw_system->getpeername, &addresses->dst_storage);
+        error =
+            sw_get_socket_address(connection->fd, sw_system->getpeername, &addresses->dst_storage);
     if (!error)
         error = sw_bind_device(identifier);
     if (!error) /* the peer sends nothing more before the reply */
-        error = peer->watch.slot ? sw_rewatch(&peer->watch, EPOLLRDHUP)
-                                 : sw_watch_connection(peer, listener, EPOLLRDHUP);
+        error = connection->watch.slot
+                    ? sw_rewatch(&connection->watch, EPOLLRDHUP)
+                    : sw_watch_connection(connection, listener->identifier, EPOLLRDHUP);
     if (!error) {
-        event = event_of_request(listener, identifier, &peer->peer);
+        event = event_of_request(listener->identifier, identifier, peer);
         error = event ? 0 : ENOMEM;
     }
     if (error) {
         sw_drop_identifier(identifier);
         return error;
     }
-    sw_end_handshake(&peer->handshake);
-    peer->watch.ready = asking_peer_left;
-    peer->identifier = identifier;
-    peer->listener = NULL;
-    identifier->connection = peer;
-    listening->waiting++;
+    end_half_open(connection);
+    connection->watch.ready = asking_peer_left;
+    connection->identifier = identifier;
+    identifier->connection = connection;
+    listener->waiting++;
     sw_report(event);
     return 0;
 }
 
 /* EAGAIN: the request has not arrived. Otherwise the handshake is over, also after a failure. */
-static int try_request(struct sw_connection *peer)
+static int try_request(struct sw_listener *listener, struct sw_connection *connection)
 {
-    int error = sw_read_handshake(peer, 0);
+    int error = sw_read_handshake(connection, 0);
 
     if (error == EAGAIN)
         return error;
     if (error)
-        note_stranger(peer, error);
+        note_stranger(listener, connection->fd, error);
     else
-        error = request_arrived(peer);
-    if (error == EOPNOTSUPP) {
-        /* Close without a reset, so that the peer gets the refusal. */
-        sw_end_handshake(&peer->handshake);
-        sw_close_connection(peer);
-        free(peer);
-    } else if (error) {
-        drop_handshake(&peer->handshake);
-    }
+        error = request_arrived(listener, connection);
+    if (!error)
+        return 0;
+    end_half_open(connection);
+    if (error == EOPNOTSUPP)
+        sw_close_connection(connection); /* without a reset, so that the peer gets the refusal */
+    else
+        sw_reset_connection(connection);
+    free(connection);
     return error;
 }
 
 static void read_request(struct sw_watch *watch, uint32_t events)
 {
-    struct sw_connection *peer = SW_CONTAINER(watch, struct sw_connection, watch);
-    struct sw_connection *listener = peer->listener;
+    struct sw_connection *connection = SW_CONTAINER(watch, struct sw_connection, watch);
+    struct sw_listener *listener = connection->half_open->listener;
 
     (void)events;
     sw_add_work(HANDSHAKE_WORK);
-    if (try_request(peer) != EAGAIN)
+    if (try_request(listener, connection) != EAGAIN)
         accept_again(listener);
 }
 
-static int await_request(struct sw_connection *listener, int fd, const struct sockaddr *from)
+static int await_request(struct sw_listener *listener, struct sw_connection *connection,
+                         const struct sockaddr *from)
 {
-    struct sw_connection *peer = sw_new_connection(NULL);
+    struct sw_half_open *half_open = calloc(1, sizeof(*half_open));
 
-    if (!peer) {
+    if (!half_open)
+        return ENOMEM;
+    half_open->handshake.drop = drop_handshake;
+    half_open->listener = listener;
+    half_open->connection = connection;
+    connection->half_open = half_open;
+    connection->watch.ready = read_request;
+    int error = sw_watch_connection(connection, listener->identifier, EPOLLIN);
+    return error ? error : sw_begin_handshake(&half_open->handshake, from);
+}
+
+static int accept_peer(struct sw_listener *listener, int fd, const struct sockaddr *from)
+{
+    struct sw_connection *connection = sw_new_connection(NULL);
+    int error, on = 1;
+
+    if (!connection) {
         sw_system->close(fd);
         return ENOMEM;
     }
-    peer->fd = fd;
+    connection->fd = fd;
     sw_device.counts.sockets++;
-    peer->listener = listener;
-    peer->watch.ready = read_request;
-    peer->handshake.drop = drop_handshake;
-    int error = 0, on = 1;
     if (sw_system->setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)))
         error = errno;
-    if (!error && try_request(peer) != EAGAIN)
+    else if (try_request(listener, connection) != EAGAIN)
         return 0; /* most requests come with the connection */
-    if (!error)
-        error = sw_watch_connection(peer, listener->identifier, EPOLLIN);
-    if (!error)
-        error = sw_begin_handshake(&peer->handshake, from);
-    if (error)
-        drop_handshake(&peer->handshake);
+    else
+        error = await_request(listener, connection, from);
+    if (error) {
+        end_half_open(connection);
+        sw_reset_connection(connection);
+        free(connection);
+    }
     return error;
 }
 
@@ -262,11 +314,11 @@ static int is_shortage(int error)
 
 static void calmed_down(struct sw_timer *timer)
 {
-    SW_CONTAINER(timer, struct sw_connection, calm)->is_short = 0;
+    SW_CONTAINER(timer, struct sw_listener, calm)->is_short = 0;
 }
 
 /* Report once that the listener resets peers, and the reason. */
-static void report_shortage(struct sw_connection *listener, int reason)
+static void report_shortage(struct sw_listener *listener, int reason)
 {
     if (!listener->is_short) {
         struct sw_event *event =
@@ -293,12 +345,12 @@ static void turn_away(int fd)
 }
 
 /* Reset the next peer, using the descriptor of the spare eventfd for a moment. */
-static int turn_next_away(struct sw_connection *listener)
+static int turn_next_away(struct sw_listener *listener)
 {
     if (listener->spare < 0)
         return EMFILE;
     sw_system->close(listener->spare);
-    int fd = sw_system->accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC);
+    int fd = sw_system->accept4(listener->identifier->connection->fd, NULL, NULL, SOCK_CLOEXEC);
     if (fd >= 0)
         turn_away(fd);
     listener->spare = sw_new_signal();
@@ -306,15 +358,15 @@ static int turn_next_away(struct sw_connection *listener)
 }
 
 /* Stop watching for a moment: the waiting peer keeps the listener readable. */
-static void pause_listener(struct sw_connection *listener)
+static void pause_listener(struct sw_listener *listener)
 {
     if (retry_later(listener))
-        (void)sw_rewatch(&listener->watch, 0);
+        (void)watch_listener(listener, 0);
 }
 
 static void listen_again(struct sw_timer *timer)
 {
-    struct sw_connection *listener = SW_CONTAINER(timer, struct sw_identifier, timer)->connection;
+    struct sw_listener *listener = SW_CONTAINER(timer, struct sw_identifier, timer)->listener;
 
     if (listener->spare < 0)
         listener->spare = sw_new_signal();
@@ -325,7 +377,7 @@ static void listen_again(struct sw_timer *timer)
  * There was no descriptor or no memory for a peer, and no half-open handshake to evict. At first
  * the peer waits in TCP's own queue, because the shortage may end soon.
  */
-static int accept_nobody(struct sw_connection *listener, int reason)
+static int accept_nobody(struct sw_listener *listener, int reason)
 {
     int error = reason;
 
@@ -350,12 +402,12 @@ static int low_descriptor(int fd)
     return lower;
 }
 
-static int accept_one(struct sw_connection *listener)
+static int accept_one(struct sw_listener *listener)
 {
     struct sockaddr_storage from;
     socklen_t size = sizeof(from);
-    int fd = sw_system->accept4(listener->fd, (struct sockaddr *)&from, &size,
-                                SOCK_NONBLOCK | SOCK_CLOEXEC);
+    int fd = sw_system->accept4(listener->identifier->connection->fd, (struct sockaddr *)&from,
+                                &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
     int error = fd < 0 ? errno : 0;
 
     if (is_shortage(error) && sw_evict_handshake())
@@ -375,7 +427,7 @@ static int accept_one(struct sw_connection *listener)
         }
         fd = low_descriptor(fd);
     }
-    error = await_request(listener, fd, (struct sockaddr *)&from);
+    error = accept_peer(listener, fd, (struct sockaddr *)&from);
     if (is_shortage(error))
         report_shortage(listener, error);
     return error;
@@ -383,14 +435,15 @@ static int accept_one(struct sw_connection *listener)
 
 static void accept_some(struct sw_watch *watch, uint32_t events)
 {
-    struct sw_connection *listener = SW_CONTAINER(watch, struct sw_connection, watch);
+    struct sw_listener *listener =
+        SW_CONTAINER(watch, struct sw_connection, watch)->identifier->listener;
     int error = 0;
 
     (void)events;
     for (int i = 0; i < ACCEPTS_AT_ONCE && !error && !sw_turn_is_over(); i++) {
         if (listener->waiting >= listener->backlog) {
             /* Further peers wait in TCP's own queue until the program takes a request. */
-            (void)sw_rewatch(&listener->watch, 0);
+            (void)watch_listener(listener, 0);
             return;
         }
         error = accept_one(listener);
@@ -400,23 +453,33 @@ static void accept_some(struct sw_watch *watch, uint32_t events)
 static int start_listening(struct sw_identifier *identifier, int backlog)
 {
     struct sw_connection *connection = identifier->connection;
+    struct sw_listener *listener = identifier->listener;
 
+    if (!listener) {
+        listener = identifier->listener = calloc(1, sizeof(*listener));
+        if (!listener)
+            return ENOMEM;
+        listener->identifier = identifier;
+        listener->spare = -1;
+    }
     connection->watch.ready = accept_some;
     connection->watch.is_last = 1;
-    connection->backlog = (uint32_t)backlog;
+    listener->backlog = (uint32_t)backlog;
     identifier->timer.expired = listen_again;
-    if (connection->spare < 0)
-        connection->spare = sw_new_signal();
-    if (connection->spare < 0 || sw_system->listen(connection->fd, TCP_BACKLOG))
+    if (listener->spare < 0)
+        listener->spare = sw_new_signal();
+    if (listener->spare < 0 || sw_system->listen(connection->fd, TCP_BACKLOG))
         return errno;
     return sw_watch_connection(connection, identifier, EPOLLIN);
 }
 
-static void request_taken(struct sw_identifier *listener)
+static void request_taken(struct sw_identifier *identifier)
 {
-    if (listener->connection && listener->connection->waiting) {
-        listener->connection->waiting--;
-        accept_again(listener->connection);
+    struct sw_listener *listener = identifier->listener;
+
+    if (listener && listener->waiting) {
+        listener->waiting--;
+        accept_again(listener);
     }
 }
 
@@ -522,7 +585,7 @@ static int reject_request(struct sw_identifier *identifier)
 /* -- the end of an identifier ---------------------------------------------------------- */
 
 /* Reset the half-open handshakes of a listener that is being destroyed. */
-static void forget_listener(struct sw_connection *listener)
+static void forget_listener(struct sw_listener *listener)
 {
     struct sw_handshake *each = sw_oldest_handshake(), *newer;
 
@@ -531,12 +594,13 @@ static void forget_listener(struct sw_connection *listener)
     sw_cancel(&listener->told);
     for (; each; each = newer) {
         newer = each->newer;
-        if (SW_CONTAINER(each, struct sw_connection, handshake)->listener == listener)
+        if (SW_CONTAINER(each, struct sw_half_open, handshake)->listener == listener)
             drop_handshake(each);
     }
     if (listener->spare >= 0)
         sw_system->close(listener->spare);
-    listener->spare = -1;
+    listener->identifier->listener = NULL;
+    free(listener);
 }
 
 static void forget(struct sw_identifier *identifier)
@@ -546,8 +610,8 @@ static void forget(struct sw_identifier *identifier)
 
     if (!connection)
         return;
-    if (connection->backlog)
-        forget_listener(connection);
+    if (identifier->listener)
+        forget_listener(identifier->listener);
     if (before == SW_CM_REQUESTED) {
         identifier->parameters.private_data_len = 0;
         reject_request(identifier); /* the peer waits for a reply */
@@ -573,8 +637,8 @@ static void forked(struct sw_identifier *identifier)
     /* The engine closes the sockets that it watches. */
     if (connection->fd >= 0 && !connection->watch.slot)
         sw_system->close(connection->fd);
-    if (connection->spare >= 0)
-        sw_system->close(connection->spare);
+    if (identifier->listener && identifier->listener->spare >= 0)
+        sw_system->close(identifier->listener->spare);
 }
 
 const struct sw_port_space sw_stream_space = {

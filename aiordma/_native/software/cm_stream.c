@@ -35,7 +35,7 @@ struct sw_connection *sw_new_connection(struct sw_identifier *identifier)
     if (connection) {
         connection->identifier = identifier;
         connection->member.watch = &connection->watch;
-        connection->fd = connection->spare = -1;
+        connection->fd = -1;
     }
     return connection;
 }

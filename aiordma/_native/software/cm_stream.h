@@ -5,39 +5,23 @@
 #ifndef AIORDMA_SOFTWARE_CM_STREAM_H
 #define AIORDMA_SOFTWARE_CM_STREAM_H
 
-#include "cm_handshakes.h"
 #include "cm_silence.h"
 #include "connected.h"
 #include "identifier.h"
 #include "mpa.h"
 
-/* A connection of an identifier, or of a listener's peer whose request has not arrived. */
+/* The connection of an identifier, or of a peer whose request has not arrived. */
 struct sw_connection {
     struct sw_watch watch;
-    struct sw_member member; /* lets the program's thread serve the socket */
-    struct sw_identifier *identifier;
-    struct sw_queue_pair *pair; /* while connecting or connected */
-    int fd;                     /* -1: none, or the stream has it */
-    uint8_t frame[SW_MPA_MOST]; /* the peer's handshake, and maybe bytes after it */
-    size_t arrived, size;       /* bytes in it, of the handshake; size is set when it is complete */
-    struct sw_mpa peer;         /* the handshake, read */
-    struct sw_silence silence;  /* while connected */
-
-    /* of a listener */
-    uint32_t waiting; /* requests that the program has not taken */
-    uint32_t backlog;
-    int spare;                        /* a descriptor to close if there is no other; -1: none */
-    uint32_t retries;                 /* to accept, since the last success */
-    int is_short;                     /* of descriptors or memory, and the program has the event */
-    struct sw_timer calm;             /* runs until there was no shortage for a while */
-    uint32_t strangers;               /* peers without a handshake since the last event of them */
-    struct sockaddr_storage stranger; /* the last one, and what it did: an errno */
-    int strangeness;
-    struct sw_timer told; /* runs for a while after such an event */
-
-    /* of a peer whose request has not arrived */
-    struct sw_handshake handshake;
-    struct sw_connection *listener;
+    struct sw_member member;          /* lets the program's thread serve the socket */
+    struct sw_identifier *identifier; /* NULL: its request has not arrived */
+    struct sw_half_open *half_open;   /* ... and is awaited (cm_listen.c) */
+    struct sw_queue_pair *pair;       /* while connecting or connected */
+    int fd;                           /* -1: none, or the stream has it */
+    uint8_t frame[SW_MPA_MOST];       /* the peer's handshake, and maybe bytes after it */
+    size_t arrived, size;      /* bytes in it, of the handshake; size is set when it is complete */
+    struct sw_mpa peer;        /* the handshake, read */
+    struct sw_silence silence; /* while connected */
 };
 
 struct sw_connection *sw_new_connection(struct sw_identifier *identifier);

@@ -77,6 +77,7 @@ struct sw_identifier {
     int is_roce;                 /* of the RoCE device */
     const struct sw_port_space *space;
     struct sw_connection *connection;     /* RDMA_PS_TCP over iWARP (cm_stream.c) */
+    struct sw_listener *listener;         /* ... while it listens (cm_listen.c) */
     struct sw_conversation *conversation; /* RDMA_PS_TCP over RoCE (cm_roce.c) */
     struct sw_service *service;           /* RDMA_PS_UDP (cm_datagram.c) */
     struct sw_membership *groups;         /* joined groups (group.c) */
