@@ -174,7 +174,7 @@ async def connect_stream(
         timeout: same as `aiordma.connect`. While time remains, an aiordma listener whose backlog is
             full is tried again, as a client of TCP does, too.
         buffer_size: bytes that the peer can send before this side has received them; as many again
-            are used for sending. 4 KiB to 1 GiB. None: 256 KiB, and 1 MiB once they were full
+            are used for sending. 4 KiB to 1 GiB. None: 256 KiB, and 2 MiB once they were full
             several times.
         queue_depth: messages that can be on the way in each direction, 16 to 65,534. Each send is
             at least one message.
