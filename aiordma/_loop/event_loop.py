@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from threading import current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from weakref import WeakSet
 
 import anyio.lowlevel
 
@@ -203,10 +202,6 @@ class _Never:
         pass
 
 
-_spawned: WeakSet["asyncio.Task[None]"] = WeakSet()
-"""The tasks of `spawn` on asyncio."""
-
-
 class _Face:
     """State that both implementations of `EventLoop` share."""
 
@@ -324,7 +319,6 @@ class _AsyncioEventLoop(_Face):
         expect_unfinished(task)  # a program may close its loop without cancelling its tasks
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        _spawned.add(task)
 
     async def outlast_tasks(self, limit: float) -> None:
         # asyncio.run cancels all tasks at once. A task that is not cancelled is none of those: it
@@ -333,7 +327,7 @@ class _AsyncioEventLoop(_Face):
         tasks = {
             task
             for task in asyncio.all_tasks(self._loop)
-            if task.cancelling() and task not in _spawned
+            if task.cancelling() and not isinstance(task.get_coro(), _Begun)
         }
         end = self._loop.time() + limit
         while tasks and (left := end - self._loop.time()) > 0:
