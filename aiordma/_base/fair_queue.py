@@ -46,11 +46,11 @@ class FairQueue(dict[Item, bytes]):
         if not self._counts[source]:
             del self._counts[source]
 
-    def popleft(self) -> Item:
-        """Remove and return the oldest item. The queue must not be empty."""
-        item = next(iter(self))
-        self.remove(item)
-        return item
+    def popleft(self) -> tuple[Item, bytes]:
+        """Remove and return the oldest item, and its source. The queue must not be empty."""
+        oldest = next(iter(self.items()))
+        self.remove(oldest[0])
+        return oldest
 
     def count(self, source: bytes) -> int:
         """Return the number of items of a source."""

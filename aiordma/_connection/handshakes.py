@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeAlias
 
 from aiordma._base.errors import cause_text
-from aiordma._base.fair_queue import FairQueue, source_of
+from aiordma._base.fair_queue import FairQueue
 from aiordma._base.origin import origin
 from aiordma._base.socket_address import address_text
 from aiordma._connection.connection import Connection
@@ -174,7 +174,7 @@ class Handshakes:
             if caller is None or not self._make_room():
                 must_look = True
                 break
-            self._begin(self._requests.popleft(), caller)
+            self._begin(caller)
         if must_look:
             self._look_later()
 
@@ -220,10 +220,11 @@ class Handshakes:
         self._end(victim)
         return True
 
-    def _begin(self, request: ConnectionRequest, caller: _Caller) -> None:
+    def _begin(self, caller: _Caller) -> None:
+        request, source = self._requests.popleft()
         request._origin = caller.origin or request._origin
         handshake = Acceptance(request, caller.private_data)
-        self._running.append(handshake, source_of(request.peer_address))
+        self._running.append(handshake, source)
         self._loop.spawn(partial(self._run, handshake), "aiordma: a handshake")
 
     def _look_later(self) -> None:

@@ -530,7 +530,7 @@ class Listener(AbstractListener[Connection]):
                 elif self._requests and self._waiters:
                     self._waiters.popleft().wake()  # pass on the wake-up of this cancelled task
                 raise
-        request = self._requests.popleft()
+        request, _ = self._requests.popleft()
         request._was_handed_out = True
         return request
 

@@ -16,7 +16,7 @@ def queue(*items: str) -> FairQueue[str]:
 def test_items_leave_in_order_of_arrival() -> None:
     made = queue("a1", "b1", "a2")
     assert list(made) == ["a1", "b1", "a2"]
-    assert [made.popleft() for _ in range(3)] == ["a1", "b1", "a2"]
+    assert [made.popleft()[0] for _ in range(3)] == ["a1", "b1", "a2"]
     assert len(made) == 0
 
 
