@@ -72,6 +72,8 @@ class ConnectionRequest:
         receives: ListenerReceives,
         identifier: Identifier,
         event: Event,
+        tally: RequestTally,
+        origin: Place,
     ) -> None:
         self._process = here.pid
         self._reactor = reactor
@@ -85,9 +87,9 @@ class ConnectionRequest:
         self._abandoned = False
         self._endpoint: Endpoint | None = None
         self._accepting: Endpoint | None = None
-        self._origin = Place("")
+        self._origin = origin
         self._was_handed_out = False  # by the program
-        self._tally = RequestTally()
+        self._tally = tally
         self._at_end = AtLoopEnd(self._left_open, self._close, Once(reactor.loop))
         reactor.enter(self._at_end)
         private_data, self._max_sent = read_announcement(event.private_data)

@@ -416,11 +416,17 @@ class Listener(AbstractListener[Connection]):
             return
         identifier = Identifier(self._reactor.channel, key=event.new_key)
         request = ConnectionRequest(
-            self._reactor, self.options, self._accept_timeout, self._receives, identifier, event
+            self._reactor,
+            self.options,
+            self._accept_timeout,
+            self._receives,
+            identifier,
+            event,
+            self._tally,
+            self._teardown.origin,
         )
         self._reactor.subscribe(identifier, partial(self._handle_waiting, request))
         self._arrived += 1
-        request._tally = self._tally
         source = source_of(request.peer_address)
         if self._closed or not self._is_ours(identifier):
             self._turn_away(request)
@@ -431,7 +437,6 @@ class Listener(AbstractListener[Connection]):
         if not self._has_room(source):
             self._turn_away(request, BACKLOG_IS_FULL)
             return
-        request._origin = self._teardown.origin
         self._requests.append(request, source)
         self._handshakes.advance()
         if self._waiters and self._requests:

@@ -14,10 +14,11 @@ import pytest
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import ClosedError
 from aiordma._base.options import ConnectionOptions
+from aiordma._base.origin import Place
 from aiordma._base.provider import Provider, Requirement
 from aiordma._base.states import ConnectionState, next_state
 from aiordma._connection import listener
-from aiordma._connection.connection_request import ConnectionRequest
+from aiordma._connection.connection_request import ConnectionRequest, RequestTally
 from aiordma._connection.connector import failed_event
 from aiordma._connection.shared_source import ListenerReceives
 from aiordma._native import ffi, lib
@@ -132,7 +133,8 @@ def request_effect(kind: CmEventType) -> str:
     reactor: Any = FakeReactor()
     asking = event(CmEventType.CONNECT_REQUEST)
     request = ConnectionRequest(
-        reactor, ConnectionOptions(), 1.0, NO_SHARED_RECEIVES, identifier(), asking
+        *(reactor, ConnectionOptions(), 1.0, NO_SHARED_RECEIVES, identifier(), asking),
+        *(RequestTally(), Place("")),
     )
     request._answered = True  # or it would warn that it was not closed
     request._handle_event(event(kind))

@@ -7,7 +7,8 @@ import pytest
 
 from aiordma._base.errors import ClosedError
 from aiordma._base.options import ConnectionOptions
-from aiordma._connection.connection_request import ConnectionRequest
+from aiordma._base.origin import Place
+from aiordma._connection.connection_request import ConnectionRequest, RequestTally
 from aiordma._connection.shared_source import ListenerReceives
 from aiordma._loop.event_loop import current_event_loop
 
@@ -64,6 +65,8 @@ async def test_closing_a_request_refuses_the_peer_once() -> None:
         ListenerReceives(None, ConnectionOptions()),
         identifier,
         asked,
+        RequestTally(),
+        Place(""),
     )
     request = ConnectionRequest(*made)
     assert len(reactor.entered) == 1
