@@ -205,7 +205,7 @@ def free_sends(user: User) -> int:
 
 def open_regions(user: User) -> int:
     """How many regions it remembers that are not closed."""
-    return sum(not region.closed for region in user._endpoint.regions.values())
+    return sum(not region.closed for region in user._endpoint.memory.regions.values())
 
 
 def has_ended(user: User) -> bool:

@@ -199,8 +199,8 @@ class BlockTransfer(WrappedCoroutine[None]):
         if not isinstance(local, MemorySlice):
             raise wrong_type(local, f"{name}, local", _SLICE, self._call)
         local.region._require_open()
-        if local.region.domain is not self._endpoint.domain:
-            raise wrong_domain(local.region, self._endpoint.domain)
+        if local.region.domain is not self._endpoint.memory.domain:
+            raise wrong_domain(local.region, self._endpoint.memory.domain)
         if self._is_read and not local.region._writable:
             text = not_writable(local.region)
             raise TypeError(f"{self._call}(): {name}, local={local!r}: {text}")

@@ -224,7 +224,7 @@ class Connection(Posting, ObjectStream[bytes]):
         MemoryRegion, for instance) before it closes: the shared one closes at the event loop's end.
 
         After the connection has closed: as `context`."""
-        return self._endpoint.domain
+        return self._endpoint.memory.domain
 
     @property
     def options(self) -> ConnectionOptions:
@@ -296,7 +296,7 @@ class Connection(Posting, ObjectStream[bytes]):
     def registrations(self) -> RegistrationCache:
         """The registration cache of the protection domain: registrations of large numpy arrays that
         were passed to requests unregistered. All connections of the domain share it."""
-        return self._endpoint.pool.registrations
+        return self._endpoint.memory.pool.registrations
 
     def register(self, buffer: RegistrableMemory, access: Access | None = None) -> MemoryRegion:
         """Register a buffer for this connection's requests and, with remote access, for its peer.
@@ -874,7 +874,7 @@ class Connection(Posting, ObjectStream[bytes]):
         kind = member(kind, "kind", MemoryWindowType, "open_window")
         require_windows(endpoint)
         window = await make_in_thread(
-            endpoint, lambda: MemoryWindow(endpoint.domain, kind), MemoryWindow.close
+            endpoint, lambda: MemoryWindow(endpoint.memory.domain, kind), MemoryWindow.close
         )
         return BoundWindow(endpoint, window)
 

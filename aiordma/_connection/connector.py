@@ -277,7 +277,7 @@ class Attempt:
             instance(shared_receive, "shared_receive", SharedReceiveQueue, call)
             self.shared_receive = shared_receive._endpoint
         shared = self.shared_receive
-        queue = None if shared is None else (shared.domain_state,)
+        queue = None if shared is None else (shared.memory.state,)
         self.domain: DomainChoice = DomainChoice(domain, call, queue)
         self._requirement = self.domain.requirement(device)
         self.domain.require_usable()

@@ -155,22 +155,22 @@ class Grant:
             if held is not None:
                 return held._register_again(access)
             assert not isinstance(buffer, MemoryRegion | MemorySlice)
-            return MemoryRegion._registered_by("grant", endpoint.domain, buffer, access)
+            return MemoryRegion._registered_by("grant", endpoint.memory.domain, buffer, access)
 
         def make() -> MemoryRegion:
-            return endpoint.pool.registrations._register(register)
+            return endpoint.memory.pool.registrations._register(register)
 
         if self._length > THREAD_LIMIT:
             region = await make_in_thread(endpoint, make, MemoryRegion.close, self._start_ending)
         else:
             region = make()
         # The end of the grant takes it from this list. So only one of the two ends closes it.
-        endpoint.adopt(region)
+        endpoint.memory.adopt(region)
         return region
 
     async def _bind(self, posts: Posts, part: MemorySlice) -> BoundWindow:
         endpoint, kind = self._endpoint, MemoryWindowType.TYPE_2
-        window = BoundWindow(endpoint, MemoryWindow(endpoint.domain, kind))
+        window = BoundWindow(endpoint, MemoryWindow(endpoint.memory.domain, kind))
         try:
             with await endpoint.work.sends.slots.take() as slot:
                 request = posts.bind(window, part, self._access, "grant", slot=slot)
@@ -218,14 +218,14 @@ class Grant:
         if region is None:
             self._finish(None)
             return
-        if endpoint.regions.pop(id(region), None) is None:
+        if endpoint.memory.regions.pop(id(region), None) is None:
             self._finish(None)  # the connection's end has deregistered it, or does it
         elif region._users:
             region._retire()  # the bind was cancelled, and is still in flight
             self._finish(None)
         else:
             blocks = endpoint.hub.blocks or region.length > THREAD_LIMIT
-            loop, domain = endpoint.loop, endpoint.domain_state
+            loop, domain = endpoint.loop, endpoint.memory.state
             start_deregistering(loop, domain, region.close, self._finish, blocks=blocks)
 
     def _finish(self, error: BaseException | None) -> None:
@@ -357,8 +357,8 @@ async def open_grant(
     if isinstance(memory, MemorySlice):
         memory.region._require_open()
         length = memory.length
-        if memory.region.domain is not endpoint.domain:
-            raise wrong_domain(memory.region, endpoint.domain)
+        if memory.region.domain is not endpoint.memory.domain:
+            raise wrong_domain(memory.region, endpoint.memory.domain)
         readonly = memory._is_accessible and memory.region.view.readonly
     else:
         length, readonly = _size_of(memory)
@@ -372,6 +372,6 @@ async def open_grant(
         )
     grant = Grant(endpoint, memory, length, Access(access))
     # A domain cannot be freed while a grant that fails still holds memory in it.
-    with kept_open(endpoint.domain_state) as leave:
+    with kept_open(endpoint.memory.state) as leave:
         await grant._open(posts, expires, leave)
     return grant

@@ -140,7 +140,7 @@ class Posts:
     async def _post_atomic_when_free(self, work: SendWork) -> "tuple[WorkRequest, _Landing]":
         with await self._endpoint.work.sends.slots.take() as slot:
             # The request releases `landing` when it completes, which reads the value.
-            landing = _Landing(self._endpoint.pool.lease(8))
+            landing = _Landing(self._endpoint.memory.pool.lease(8))
             work.sges, work.count, work.length = landing.lease.memory._sge, 1, 8
             work.held = (landing,)
             try:

@@ -42,17 +42,17 @@ from aiordma._connection.shared_settings import SharedReceiveSettings
 from aiordma._endpoint.arrivals import chain_length
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
+from aiordma._endpoint.memory import Memory
 from aiordma._endpoint.staging import Staged, Staging, register_memory
 from aiordma._loop.event_loop import EventLoop, Waiter
 from aiordma._loop.threads import Calls, outwait
 from aiordma._native import ArrivalQueue, OpenRequests, PooledReceives, SharedPort, Slots
-from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import WorkRequest, fail_all
 from aiordma._requests.unretrieved import Unretrieved
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor
 from aiordma._runtime.teardown import Phase, Teardown
-from aiordma.verbs import Capacity, ProtectionDomain, RawSharedReceiveQueue
+from aiordma.verbs import Capacity, RawSharedReceiveQueue
 from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.identifier import Event, Identifier
 from aiordma.verbs.memory import MemoryRegion, retire_all
@@ -92,17 +92,13 @@ class SharedReceiveEndpoint:
         self.reactor = reactor
         self.hub = hub
         self.loop: EventLoop = hub.loop
-        self.domain_state: DomainState | None = domain
-        self.domain: ProtectionDomain = hub.domain if domain is None else domain.raw
-        """The protection domain of the queue, its memory and its members."""
-        self.pool: BufferPool = hub.pool if domain is None else domain.pool
-        if domain is not None:
-            domain.join(self, "shared receive queue", lambda: self.is_closing)
+        self.memory: Memory = Memory(
+            hub, domain, self, "shared receive queue", lambda: self.is_closing
+        )
         self.max_sge: int = settings.parts(hub)
         """The maximum number of parts of one receive."""
         self.max_message: int = 0
         self.unretrieved: Unretrieved = Unretrieved(self.loop)
-        self.regions: dict[int, MemoryRegion] = {}
         self._settings = settings
         self._identifier = identifier
         self._open = OpenRequests()
@@ -181,8 +177,12 @@ class SharedReceiveEndpoint:
 
     def _open_port(self) -> None:
         loop = self.loop.asyncio_loop
-        self.port = SharedPort(self, self.hub.poller, self._slots, self._open, loop, self.domain)
-        self._pooled = PooledReceives(self.port, self.pool, self._refused, self._members.queues)
+        self.port = SharedPort(
+            self, self.hub.poller, self._slots, self._open, loop, self.memory.domain
+        )
+        self._pooled = PooledReceives(
+            self.port, self.memory.pool, self._refused, self._members.queues
+        )
         self.port.open(self.raw.key, self.max_message, self.max_sge)
         self.port.can_receive = self.cause is None
 
@@ -223,7 +223,7 @@ class SharedReceiveEndpoint:
     def _create(self) -> None:
         port = 1 if self._identifier is None else self._identifier.port
         self.max_message = self.hub.message_limit(port)
-        self.raw = RawSharedReceiveQueue(self.domain, self.depth, self.max_sge)
+        self.raw = RawSharedReceiveQueue(self.memory.domain, self.depth, self.max_sge)
         self._made = True
 
     def require_usable(self) -> None:
@@ -250,11 +250,6 @@ class SharedReceiveEndpoint:
         """
         self.hub.require_here(self)
 
-    def adopt(self, region: MemoryRegion) -> None:
-        """Close the region with this queue, if it is not closed before."""
-        self.regions[id(region)] = region
-        region._on_close = lambda: self.regions.pop(id(region), None)
-
     def _handle(self, event: Event) -> None:
         if event.type is CmEventType.DEVICE_REMOVAL:
             self.fail(DeviceRemovedError(f"{self.device_name} was removed"))
@@ -269,7 +264,7 @@ class SharedReceiveEndpoint:
         """Register memory for receives, until the region or this queue is closed."""
         self.require_usable()
         region = register_memory(self, buffer)
-        self.adopt(region)
+        self.memory.adopt(region)
         return region
 
     def post(self, given: list[Any]) -> list[WorkRequest]:
@@ -401,7 +396,7 @@ class SharedReceiveEndpoint:
                 f"this shared receive queue is on {self.device_name} of its own event loop, and "
                 f"the connection on {member.hub.context.device_name}: open one there"
             )
-        if member.domain is not self.domain:
+        if member.memory.domain is not self.memory.domain:
             raise ValueError(
                 "this shared receive queue belongs to another protection domain than the "
                 "connection: open it with open_shared_receive(..., domain=domain)"
@@ -587,11 +582,11 @@ class SharedReceiveEndpoint:
             request._keep_memory()
         fail_all(self._open, lambda request: self._flushed(request, why))
         refusal = self.teardown.refusal
-        if self.domain_state is not None and refusal is not None:
-            self.domain_state.keep_for(self, refusal)
+        if self.memory.state is not None and refusal is not None:
+            self.memory.state.keep_for(self, refusal)
 
     def _release(self) -> Callable[[], object] | None:
-        regions, unused = list(self.regions.values()), self.hub.take_unused()
+        regions, unused = list(self.memory.regions.values()), self.hub.take_unused()
         if not regions and unused is None:
             return None
 
@@ -604,8 +599,8 @@ class SharedReceiveEndpoint:
         return release
 
     def _released(self) -> None:
-        if self.domain_state is not None:
-            self.domain_state.leave(self)
+        if self.memory.state is not None:
+            self.memory.state.leave(self)
 
     def close_when_unused(self) -> None:
         """Close the queue once the last member has ended, in the background."""

@@ -157,7 +157,7 @@ class ListenerReceives:
 
     def choice(self, domain: DomainArgument, call: str) -> DomainChoice:
         """Check an argument `domain=` against the queues. Raises the errors of `DomainChoice`."""
-        given = None if self._given is None else (self._given.domain_state,)
+        given = None if self._given is None else (self._given.memory.state,)
         return DomainChoice(domain, call, given, pooled=self._settings is not None)
 
     async def on(
@@ -176,7 +176,7 @@ class ListenerReceives:
             return self._given
         hub = endpoint.hub
         async with self._making:
-            shared = self._made.get(endpoint.domain)
+            shared = self._made.get(endpoint.memory.domain)
             if shared is None or shared.cause is not None:
                 if shared is not None:
                     shared.close_when_unused()  # it has failed
@@ -188,7 +188,7 @@ class ListenerReceives:
                 except BaseException:
                     await shared.aclose()
                     raise
-                self._keep(endpoint.domain, shared)
+                self._keep(endpoint.memory.domain, shared)
             else:
                 shared.join(endpoint)
         if self._closed or domain is not self.domain.state:

@@ -118,7 +118,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
     @property
     def protection_domain(self) -> ProtectionDomain:
         """As `Connection.protection_domain`. It is shared: do not close it."""
-        return self._endpoint.domain
+        return self._endpoint.memory.domain
 
     @property
     def qkey(self) -> int:
@@ -557,7 +557,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
                 f"{where.partition('[')[0]} has {length} bytes: expected at least {endpoint.mtu} "
                 "(the port's MTU), the longest datagram that can arrive"
             )
-        header = endpoint.pool.lease(GRH_BYTES)
+        header = endpoint.memory.pool.lease(GRH_BYTES)
         try:
             request = self._post_receive(header, given, where)
         except BaseException:

@@ -60,7 +60,7 @@ class DatagramEndpoint(Endpoint):
         there_is_none = Handshake(reactor.loop, ConnectionState.ESTABLISHED)
         super().__init__(reactor, hub, identifier, options, there_is_none, domain)
         self.handles: AddressHandles = AddressHandles(
-            self.loop, self.domain, most_handles, domain, blocks=reactor.blocks
+            self.loop, self.memory.domain, most_handles, domain, blocks=reactor.blocks
         )
         self.groups: dict[str, MulticastGroup] = {}
         self.senders: Senders | None = None

@@ -56,7 +56,7 @@ class Arrivals:
     ) -> None:
         posts_itself = receives is None
         if receives is None:
-            receives = PooledReceives(endpoint.work.port, endpoint.pool, self._refused)
+            receives = PooledReceives(endpoint.work.port, endpoint.memory.pool, self._refused)
         count = endpoint.options.receive_buffers
         self.queue: ArrivalQueue = ArrivalQueue(
             self, receives, endpoint.work.port, PAUSE, count if posts_itself and count else NO_LIMIT
@@ -185,7 +185,7 @@ class Arrivals:
         if poster.cause is not None:
             return
         try:
-            another = poster.pool.lease(lease.memory.length)
+            another = poster.memory.pool.lease(lease.memory.length)
         except RdmaError as error:
             poster.fail(error)
         except (OSError, MemoryError) as error:  # OSError: no memory could be mapped

@@ -36,22 +36,22 @@ from aiordma._endpoint.causes import Follows, What, device_error, event_cause, r
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.handshake import IN_PROGRESS, Handshake
 from aiordma._endpoint.keepalive import KEEPALIVE
+from aiordma._endpoint.memory import Memory
 from aiordma._endpoint.pair import Pair
 from aiordma._endpoint.peer_watch import PeerWatch
 from aiordma._endpoint.work_queues import Work
 from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import Calls
 from aiordma._native import ArrivalQueue, PooledReceives
-from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import WorkRequest, fail_all
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor
 from aiordma._runtime.teardown import Phase, Teardown
 from aiordma._runtime.unmanaged_identifier import Unmanaged
-from aiordma.verbs import Capacity, MemoryWindow, ProtectionDomain, RawSharedReceiveQueue
+from aiordma.verbs import Capacity, MemoryWindow, RawSharedReceiveQueue
 from aiordma.verbs.async_event import QUEUE_PAIR_ERRORS
 from aiordma.verbs.identifier import Event, Identifier
-from aiordma.verbs.memory import MemoryRegion, retire_all
+from aiordma.verbs.memory import retire_all
 
 __all__ = ("Endpoint", "SharedReceives", "Window")
 
@@ -90,7 +90,7 @@ class SharedReceives(Protocol):
     raw: RawSharedReceiveQueue
     queue: CompletionQueueShare
     """The completion queue of its receives."""
-    pool: BufferPool
+    memory: Memory
     buffers: int
     """The number of pooled receives that it posts."""
     buffer_size: int
@@ -146,12 +146,9 @@ class Endpoint:
         self.identifier = identifier
         self.options = options
         self.handshake = handshake
-        self.domain_state: DomainState | None = domain
-        """Its own protection domain; None: the hub's."""
-        self.domain: ProtectionDomain = hub.domain if domain is None else domain.raw
-        """The protection domain of the queue pair and of its memory."""
-        self.pool: BufferPool = hub.pool if domain is None else domain.pool
-        """The registered blocks of that domain."""
+        self.memory: Memory = Memory(
+            hub, domain, self, "connection", lambda: self.teardown.is_closing
+        )
         self.peer_address: SocketAddress | None = identifier.peer_address
         """None if there is no single peer, or it is not known."""
         self.peer_text: str | None = (
@@ -160,9 +157,8 @@ class Endpoint:
         """The same for messages."""
         self._local: bytes = identifier._local()
         self.pair: Pair = Pair(hub, options)
-        self.work: Work = Work(self, options, self.domain)
+        self.work: Work = Work(self, options, self.memory.domain)
         self.shared_receive: SharedReceives | None = None
-        self.regions: dict[int, MemoryRegion] = {}
         self.windows: dict[int, Window] = {}
         """Until a call has freed them: in the phase DESTROYING, perhaps in a thread."""
         self.calls: Calls = Calls(self.loop, blocks=reactor.blocks)
@@ -174,8 +170,6 @@ class Endpoint:
         """A flush that was seen before its cause was known."""
         self._watch: PeerWatch | None = None
         self.teardown: Teardown = Teardown(reactor, self, hub)
-        if domain is not None:
-            domain.join(self, "connection", lambda: self.teardown.is_closing)
         hub.counters.add(self.work)
 
     def __repr__(self) -> str:
@@ -250,7 +244,7 @@ class Endpoint:
             shared = shared_receive.raw, shared_receive.queue.queue
         await self.pair.reserve(service, shared)
         self.hub.on_failure.add(self.fail)
-        create = partial(self.pair.create, self.identifier, self.domain, self.header_parts)
+        create = partial(self.pair.create, self.identifier, self.memory.domain, self.header_parts)
         await self.calls.run(create)
         self._open_port()
 
@@ -267,15 +261,10 @@ class Endpoint:
             capacity.max_send_sge,
             capacity.max_recv_sge,
             self.hub.attributes.max_sge_rd,
-            self.pool,
+            self.memory.pool,
         )
         port.has_pooled_receives = bool(self.options.receive_buffers)
         self._update_port()
-
-    def adopt(self, region: MemoryRegion) -> None:
-        """Close the region with this endpoint, if it is not closed before."""
-        self.regions[id(region)] = region
-        region._on_close = lambda: self.regions.pop(id(region), None)
 
     # -- the state ------------------------------------------------------------------------------
 
@@ -736,17 +725,17 @@ class Endpoint:
         assert refusal is not None
         if self.shared_receive is not None:
             self.shared_receive.keep_for(self, refusal)
-        if self.domain_state is not None:
-            self.domain_state.keep_for(self, refusal)
+        if self.memory.state is not None:
+            self.memory.state.keep_for(self, refusal)
         self.work.sends.slots.fail(self.cause or ClosedError(why))
         for request in self.work.requests:
             request._keep_memory()
         fail_all(self.work.requests, lambda request: self._fail_with_flush(request, why))
 
     def _release(self) -> Callable[[], object] | None:
-        regions = list(self.regions.values())
+        regions = list(self.memory.regions.values())
         unused = self.hub.take_unused()
-        domain = self.domain_state
+        domain = self.memory.state
         steps: list[Callable[[], object]] = []
         if regions:
             steps.append(partial(retire_all, regions))
@@ -757,8 +746,8 @@ class Endpoint:
         return partial(_call_all, steps) if steps else None
 
     def _released(self) -> None:
-        if self.domain_state is not None:
-            self.domain_state.leave(self)
+        if self.memory.state is not None:
+            self.memory.state.leave(self)
 
     async def until_ended(self) -> Exception:
         """Wait until the queue pair is destroyed and every request has completed. Return a copy of

@@ -24,7 +24,7 @@ def register(endpoint: Endpoint, buffer: RegistrableMemory, access: Access | Non
     """Register a buffer until the endpoint's end. See `Connection.register`."""
     endpoint.require_usable()
     region = register_memory(endpoint, buffer, access)
-    endpoint.adopt(region)
+    endpoint.memory.adopt(region)
     return region
 
 
@@ -36,10 +36,12 @@ def register_dmabuf(
     fd, length, offset, access, iova = checked_part(
         fd, length, offset, access, iova, "register_dmabuf"
     )
-    region = endpoint.pool.registrations._register(
-        lambda: DmabufRegion(endpoint.domain, fd, length, offset=offset, access=access, iova=iova)
+    region = endpoint.memory.pool.registrations._register(
+        lambda: DmabufRegion(
+            endpoint.memory.domain, fd, length, offset=offset, access=access, iova=iova
+        )
     )
-    endpoint.adopt(region)
+    endpoint.memory.adopt(region)
     return region
 
 
@@ -56,7 +58,7 @@ async def register_in_thread(
         lambda: register_memory(endpoint, buffer, access, call),
         MemoryRegion.close,
     )
-    endpoint.adopt(region)
+    endpoint.memory.adopt(region)
     return region
 
 
@@ -75,7 +77,7 @@ async def make_in_thread(
     """
     # In another event loop, neither the call's end nor a cancellation would end the wait.
     endpoint.require_usable()
-    with kept_open(endpoint.domain_state) as leave:
+    with kept_open(endpoint.memory.state) as leave:
 
         def lost() -> None:
             try:

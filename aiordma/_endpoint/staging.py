@@ -21,14 +21,14 @@ from aiordma._endpoint.domain_state import (
     start_deregistering,
     wrong_domain,
 )
+from aiordma._endpoint.memory import Memory
 from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import in_thread
 from aiordma._native import COPY_LIMIT
-from aiordma._requests.pool import BufferPool
 from aiordma._requests.registrations import LentRegistration
 from aiordma._requests.request import Holdable
 from aiordma._runtime.hub import DeviceHub
-from aiordma.verbs import Capacity, LocalMemory, ProtectionDomain, RegistrableMemory
+from aiordma.verbs import Capacity, LocalMemory, RegistrableMemory
 from aiordma.verbs.buffers import address_of, flat_view
 from aiordma.verbs.gpu_memory import register_anywhere
 from aiordma.verbs.memory import MemoryRegion, MemorySlice, gather, retire_all, retire_or_log
@@ -98,8 +98,7 @@ class Poster(Protocol):
 
     loop: EventLoop
     hub: DeviceHub
-    domain_state: DomainState | None
-    regions: dict[int, MemoryRegion]
+    memory: Memory
 
     @property
     def is_sound(self) -> bool:
@@ -111,19 +110,8 @@ class Poster(Protocol):
         """Bytes of the longest message."""
 
     @property
-    def domain(self) -> ProtectionDomain:
-        """The protection domain of its requests' memory."""
-
-    @property
-    def pool(self) -> BufferPool:
-        """The registered blocks of that domain."""
-
-    @property
     def capacity(self) -> Capacity:
         """The sizes of its queue pair."""
-
-    def adopt(self, region: MemoryRegion) -> None:
-        """Close the region with this object, if it is not closed before."""
 
     def require_usable(self) -> None:
         """Raise the error of an object that posts no requests: it has ended, for example."""
@@ -134,8 +122,8 @@ class Staging:
 
     def __init__(self, endpoint: Poster) -> None:
         self._endpoint = endpoint
-        self._cache = endpoint.pool.registrations
-        dispose = partial(_dispose, endpoint.hub, endpoint.domain_state)
+        self._cache = endpoint.memory.pool.registrations
+        dispose = partial(_dispose, endpoint.hub, endpoint.memory.state)
         self._cache._serve(endpoint.loop, dispose)
 
     # -- the caller's buffers -----------------------------------------------------------------
@@ -171,7 +159,7 @@ class Staging:
             sge = _SGE.pack(address_of(data), length, 0)
             return Staged(sge, 1, length, flags=_INLINE, alive=data)
         if length <= COPY_LIMIT:
-            lease = self._endpoint.pool.lease(length)
+            lease = self._endpoint.memory.pool.lease(length)
             at = 0
             target = lease.memory.view
             for view in views:
@@ -200,7 +188,7 @@ class Staging:
     def _add_empty_part(self, staged: Staged) -> None:
         """Add a part of no bytes. siw refuses a READ without parts (EINVAL), and checks the key of
         the part also if no bytes are read."""
-        lease = self._endpoint.pool.lease(1)
+        lease = self._endpoint.memory.pool.lease(1)
         address, _, lkey = _SGE.unpack(lease.memory._sge)
         staged.sges, staged.count = _SGE.pack(address, 0, lkey), 1
         staged.held = [*staged.held, lease]
@@ -254,7 +242,7 @@ class Staging:
 
     async def _prepare_in_thread(self, stage: Callable[[], Staged]) -> Staged:
         endpoint = self._endpoint
-        with kept_open(endpoint.domain_state) as leave:
+        with kept_open(endpoint.memory.state) as leave:
             staged = await in_thread(endpoint.loop, stage, on_cancelled=self.abandon, on_lost=leave)
             try:
                 endpoint.require_usable()
@@ -286,8 +274,8 @@ class Staging:
         return flat_view(part, where, place)
 
     def _check_domain(self, region: MemoryRegion) -> None:
-        if region.domain is not self._endpoint.domain:
-            raise wrong_domain(region, self._endpoint.domain)
+        if region.domain is not self._endpoint.memory.domain:
+            raise wrong_domain(region, self._endpoint.memory.domain)
 
     def _register(self, parts: list[Any], where: str) -> Staged:
         temporary: list[MemoryRegion] = []
@@ -308,7 +296,7 @@ class Staging:
                 staged.temporary = temporary
                 staged.held.append(_Temporary(self, temporary))
             for region in temporary:
-                self._endpoint.adopt(region)
+                self._endpoint.memory.adopt(region)
             return staged
         except BaseException:
             for each in lent.values():
@@ -350,7 +338,7 @@ class Staging:
 
     def _give_back(self, regions: list[MemoryRegion]) -> None:
         # Regions that the endpoint's end has removed from its list are closed by it.
-        known = self._endpoint.regions
+        known = self._endpoint.memory.regions
         mine = [region for region in regions if known.pop(id(region), None) is not None]
         if not mine:
             return
@@ -360,7 +348,7 @@ class Staging:
                 # No request uses them, and no peer may: the program gets its memory back at once.
                 for region in mine:
                     region._let_go()
-            start_deregistering(self._endpoint.loop, self._endpoint.domain_state, close)
+            start_deregistering(self._endpoint.loop, self._endpoint.memory.state, close)
         else:
             close()
 
@@ -400,8 +388,8 @@ def register_memory(
 
     Raises: as `register_anywhere`.
     """
-    return endpoint.pool.registrations._register(
-        lambda: register_anywhere(endpoint.domain, buffer, access, call)
+    return endpoint.memory.pool.registrations._register(
+        lambda: register_anywhere(endpoint.memory.domain, buffer, access, call)
     )
 
 

@@ -213,5 +213,5 @@ def check_window_memory(endpoint: Endpoint, memory: MemorySlice, access: Access,
             f"{call}(): memory: its region was registered with {names_of(given)}: expected "
             f"Access.LOCAL_WRITE, because access={names_of(Access(access))} lets the peer write"
         )
-    if memory.region.domain is not endpoint.domain:
-        raise wrong_domain(memory.region, endpoint.domain)
+    if memory.region.domain is not endpoint.memory.domain:
+        raise wrong_domain(memory.region, endpoint.memory.domain)

@@ -172,7 +172,7 @@ class Rsocket:
         done = self.path.write_registered(memory)
         if done is None:
             memory.region._require_open()
-            raise wrong_domain(memory.region, self._endpoint.domain)
+            raise wrong_domain(memory.region, self._endpoint.memory.domain)
         if done < 0:
             self._raise()
         return done

@@ -290,7 +290,7 @@ async def test_what_cannot_be_registered_is_refused() -> None:
                 client.register(bad)
             with pytest.raises(error):
                 await client.register_in_thread(bad)
-        assert endpoint_of(client).regions == {}
+        assert endpoint_of(client).memory.regions == {}
 
 
 USES: dict[str, Post] = {
@@ -371,7 +371,7 @@ async def test_posts_beyond_the_depth_are_refused_and_nothing_is_lost() -> None:
                 with pytest.raises(aiordma.QueueFullError, match="4 requests are in flight"):
                     client.post_send(data)
             assert pool_of(client).leased == 32  # both ends' receives, nothing else
-            assert len(endpoint_of(client).regions) == 0
+            assert len(endpoint_of(client).memory.regions) == 0
         for send in sends:
             await send
         await client.post_send(b"again")

@@ -136,7 +136,7 @@ async def test_a_plain_buffer_stays_pinned_after_its_read_or_receive_was_cancell
         await client.send(data)
         await receive
         assert buffer == data
-        await until(lambda: not endpoint_of(server).regions)
+        await until(lambda: not endpoint_of(server).memory.regions)
         buffer.append(1)
 
 

@@ -265,7 +265,7 @@ def test_a_call_in_a_thread_hinders_no_close_on_a_closed_loop(
         task = asyncio.ensure_future(
             make_in_thread(
                 opened[0]._endpoint,
-                lambda: Slow(opened[0]._endpoint.domain, bytearray(64)),
+                lambda: Slow(opened[0]._endpoint.memory.domain, bytearray(64)),
                 MemoryRegion.close,
             )
         )

@@ -116,7 +116,7 @@ async def test_memory_goes_with_buffers_in_one_request(length: int) -> None:
         head = bytearray(4)
         await server.readv([head, region[4 : 4 + length]], target[4:].remote())
         assert (bytes(head), memory.bytes[PAGE + 68 : PAGE + 72]) == (b"gggg", (expected * 2)[8:12])
-        assert endpoint_of(server).regions == {id(each): each for each in (region, tail)}
+        assert endpoint_of(server).memory.regions == {id(each): each for each in (region, tail)}
 
 
 async def test_wrong_part_beside_the_memory_is_named() -> None:

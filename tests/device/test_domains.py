@@ -537,7 +537,7 @@ async def test_domain_outlives_address_handles(
     async with AsyncExitStack() as stack:
         domain = None if each else await stack.enter_async_context(aiordma.open_domain(ADDRESS))
         socket = await aiordma.open_datagram(ADDRESS, domain=domain or "each")
-        pd = endpoint_of(socket).domain
+        pd = endpoint_of(socket).memory.domain
         await socket.send(b"to itself", await socket.resolve(ADDRESS, socket.port))
         async with anyio.create_task_group() as group:
             with monkeypatch.context() as patch:

@@ -239,7 +239,7 @@ async def test_each_refusal_of_a_tensor_names_the_call(thing: Any, message: str)
         with pytest.raises(TypeError, match=rf"^register\(\): buffer: .*{message}"):
             client.register(thing)
         with pytest.raises(TypeError, match=rf"^MemoryRegion\(\): buffer: .*{message}"):
-            aiordma.MemoryRegion(client._endpoint.domain, thing)
+            aiordma.MemoryRegion(client._endpoint.memory.domain, thing)
 
 
 @pytest.mark.natively

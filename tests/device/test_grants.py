@@ -179,12 +179,16 @@ async def test_many_grants_leave_nothing_on_their_connection(kind: str) -> None:
     async with started() as (client, server):
         endpoint = endpoint_of(server)
         memory = memory_of(kind, server, bytearray(64))
-        before = len(endpoint.regions), len(endpoint.windows), len(endpoint.teardown.on_ended)
+        before = (
+            len(endpoint.memory.regions),
+            len(endpoint.windows),
+            len(endpoint.teardown.on_ended),
+        )
         objects = kernel_objects(DEVICE)
         for _ in range(30):
             async with server.grant(memory, REMOTE) as grant:
                 await client.write(b"x", grant.remote[:1])
-        after = len(endpoint.regions), len(endpoint.windows), len(endpoint.teardown.on_ended)
+        after = len(endpoint.memory.regions), len(endpoint.windows), len(endpoint.teardown.on_ended)
         assert after == before
         assert kernel_objects(DEVICE) == objects
 

@@ -241,7 +241,7 @@ async def test_a_connection_does_not_remember_every_region_it_ever_had() -> None
     async with connected() as (client, _):
         for _ in range(50):
             client.register(bytearray(8)).close()
-        assert len(endpoint_of(client).regions) < 10
+        assert len(endpoint_of(client).memory.regions) < 10
 
 
 @one_loop

@@ -328,7 +328,7 @@ async def test_kept_block_without_replacement_ends_the_shared_queue(
             def lease(size: int) -> None:
                 raise MemoryError("no block")
 
-            monkeypatch.setattr(endpoint_of(shared).pool, "lease", lease)
+            monkeypatch.setattr(endpoint_of(shared).memory.pool, "lease", lease)
         monkeypatch.undo()
         assert bytes(kept) == b"irst"
         cause = await servers[1].ended()

@@ -263,7 +263,7 @@ class ModelPath:
     def write_registered(self, memory: MemorySlice, /) -> int | None:
         """Post as much of registered memory as there is room for, as `write` does, without a copy.
         None: the memory cannot be used. It must stay as it is while there is data in flight."""
-        if not memory.region._usable or memory.region.domain is not self._endpoint.domain:
+        if not memory.region._usable or memory.region.domain is not self._endpoint.memory.domain:
             return None
         done = 0
         while done < len(memory):

@@ -432,7 +432,7 @@ def test_finalizer_that_closes_the_region_in_a_datagram_receive() -> None:
                 receive = socket.post_recv(regions[0])
                 await socket.send(b"x", peer)
                 await receive
-                pool = socket._endpoint.pool
+                pool = socket._endpoint.memory.pool
                 leased, free = pool.leased, socket._endpoint.work.receives.slots.free
                 part = regions[1][:]
                 prepare(socket._endpoint, regions[1].close)

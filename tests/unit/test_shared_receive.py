@@ -45,7 +45,7 @@ class Member:
 
     def __init__(self, hub: Any, qp_num: int) -> None:
         self.hub = hub
-        self.domain = hub.domain
+        self.memory = SimpleNamespace(domain=hub.domain)
         self.pair = SimpleNamespace(number=qp_num, raw=SimpleNamespace(key=1000 + qp_num))
         self.on_close: list[Callable[[], None]] = []
         self.teardown = SimpleNamespace(on_closed=self.on_close)
