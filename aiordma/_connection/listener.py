@@ -65,7 +65,14 @@ from aiordma._runtime.teardown import Teardown
 from aiordma.verbs.device import Context, require_device
 from aiordma.verbs.identifier import Event, Identifier
 
-__all__ = ("MOST_BACKLOG", "Listener", "listen", "listen_with", "open_listeners")
+__all__ = (
+    "MOST_BACKLOG",
+    "Listener",
+    "listen",
+    "listen_with",
+    "open_listeners",
+    "wait_for_port",
+)
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
