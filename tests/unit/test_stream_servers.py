@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from aiordma.streams import server
+from aiordma._connection import listener
 
 
 class Closed:
     """A listener that another event loop has closed."""
+
+    _closed = True
+    port = 1
 
 
 @pytest.fixture
@@ -25,22 +28,20 @@ def quick_switches() -> Iterator[None]:
 
 @pytest.mark.usefixtures("quick_switches")
 def test_server_may_start_while_another_thread_closes_one() -> None:
-    closing: Any = server._closing
+    listeners: Any = listener._listeners
     kept = [Closed() for _ in range(500)]
     is_over = threading.Event()
 
     def close() -> None:
         while not is_over.is_set():
-            one = Closed()
-            closing[one] = 1
-            del one
+            listeners.add(Closed())
 
     async def start() -> None:
-        for _ in range(50):
-            await server._until_free(2)
+        for _ in range(2000):
+            await listener.wait_for_port(2)
 
     for each in kept:
-        closing[each] = 1
+        listeners.add(each)
     thread = threading.Thread(target=close)
     thread.start()
     try:
@@ -48,5 +49,3 @@ def test_server_may_start_while_another_thread_closes_one() -> None:
     finally:
         is_over.set()
         thread.join()
-        for each in kept:
-            del closing[each]
