@@ -58,7 +58,9 @@ class RequestTally:
     __slots__ = ("established", "failed", "rejected")
 
     def __init__(self) -> None:
-        self.established = self.failed = self.rejected = 0
+        self.established: int = 0
+        self.failed: int = 0
+        self.rejected: int = 0
 
 
 class ConnectionRequest:
