@@ -357,6 +357,16 @@ static void was_rejected(struct sw_identifier *identifier)
     give_up(identifier, event);
 }
 
+/* BBR sets a timer for each segment, two fifths of the sender's time within a machine. */
+static void do_not_pace(int fd)
+{
+    static const char control[] = "reno"; /* every user may set it */
+
+    if (sw_system->setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, control, sizeof(control) - 1)) {
+        /* The system's default then stays. */
+    }
+}
+
 int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms)
 {
     const struct sw_identifier *identifier = connection->identifier;
@@ -370,6 +380,8 @@ int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *ter
     sw_progress_unwatch(&connection->member);
     connection->fd = -1;
     sw_device.counts.sockets--; /* the stream counts it */
+    if (!sw_wants_crc(identifier)) /* the peer is on this machine */
+        do_not_pace(fd);
     return sw_stream_begin(connection->pair, fd, terms);
 }
 
