@@ -33,7 +33,7 @@ class Pair:
         hub: Any = SimpleNamespace(
             loop=self.loop,
             is_iwarp=is_iwarp,
-            steps=Drain(None, 0, 0, InFlightTable()),
+            poller=Drain(None, 0, 0, InFlightTable()),
             domain=None,
             pool=None,
             drain=lambda: None,
