@@ -379,7 +379,7 @@ int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *ter
     vector->grh.traffic_class = identifier->has_tos ? identifier->tos : 0;
     sw_progress_unwatch(&connection->member);
     connection->fd = -1;
-    sw_device.counts.sockets--; /* the stream counts it */
+    sw_device.counts.sockets--;    /* the stream counts it */
     if (!sw_wants_crc(identifier)) /* the peer is on this machine */
         do_not_pace(fd);
     return sw_stream_begin(connection->pair, fd, terms);
