@@ -89,7 +89,6 @@ async def main(own: str, server: str, client: str, cut: str) -> None:
             before = stays.statistics().bytes_sent
             await move()
         if limit.cancelled_caught:
-            # Seen once, in a machine three times slower, and not again in 26 runs of such a one.
             states = [(each, each.statistics()) for each in (stays, goes, *peers)]
             raise TimeoutError(f"{moves} moves; the cut: {process.poll()}; {rails!r}; {states}")
     broken = {

@@ -28,6 +28,18 @@ in_port_t *sw_port_of(struct sockaddr *address)
     return &((struct sockaddr_in6 *)(void *)address)->sin6_port;
 }
 
+void sw_set_address(struct sockaddr_storage *to, const struct in6_addr *address, uint16_t port,
+                    uint32_t interface)
+{
+    union ibv_gid gid;
+
+    memcpy(&gid, address, sizeof(gid));
+    sw_address_of(&gid, to);
+    *sw_port_of((struct sockaddr *)to) = htons(port);
+    if (IN6_IS_ADDR_LINKLOCAL(address))
+        ((struct sockaddr_in6 *)(void *)to)->sin6_scope_id = interface;
+}
+
 static int is_wildcard(const struct sockaddr *address)
 {
     if (address->sa_family == AF_INET)
@@ -99,6 +111,7 @@ int sw_take_roce_port(struct sw_identifier *identifier, uint8_t space, struct sw
     }
     if (!error && !number)
         error = EADDRNOTAVAIL;
+    identifier->has_port = !error;
     return error;
 }
 

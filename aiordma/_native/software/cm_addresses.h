@@ -11,6 +11,9 @@
 socklen_t sw_address_length(const struct sockaddr *address);
 /* The place of the port in an IPv4 or IPv6 address. */
 in_port_t *sw_port_of(struct sockaddr *address);
+/* Fill in an address, which is IPv4 if it is ::ffff:a.b.c.d. interface: the scope of link-local. */
+void sw_set_address(struct sockaddr_storage *to, const struct in6_addr *address, uint16_t port,
+                    uint32_t interface);
 /* Bind an identifier that has no address. Its state becomes SW_CM_BOUND. */
 int sw_bind_to(struct sw_identifier *identifier, const struct sockaddr *address);
 /*

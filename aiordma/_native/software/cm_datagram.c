@@ -1,8 +1,8 @@
 /*
  * The UDP port space. A peer that wants to send datagrams to a port requests the number of its
  * queue pair (SIDR_REQ), and the program of the port replies (SIDR_REP). There is no connection. A
- * port is a UDP socket. Its packets are those of RoCE v2 to queue pair 1. On the RoCE device they go to
- * RoCE's own port, and the socket is a claim that the other processes respect (roce_port.h).
+ * port is a UDP socket. Its packets are those of RoCE v2 to queue pair 1. On the RoCE device they
+ * go to RoCE's own port, and the socket is a claim that the other processes respect (roce_port.h).
  *
  * A request is repeated until a reply arrives. The program of the port gets it once.
  */
@@ -165,18 +165,6 @@ static int count_waiting(const struct sw_identifier *listener)
     return count;
 }
 
-static void set_address(struct sockaddr_storage *to, const struct in6_addr *address, uint16_t port,
-                        uint32_t interface)
-{
-    union ibv_gid gid;
-
-    memcpy(&gid, address, sizeof(gid));
-    sw_address_of(&gid, to);
-    *sw_port_of((struct sockaddr *)to) = htons(port);
-    if (IN6_IS_ADDR_LINKLOCAL(address))
-        ((struct sockaddr_in6 *)(void *)to)->sin6_scope_id = interface;
-}
-
 /*
  * Create an identifier and an event for a request, and remember it. Without memory the request is
  * dropped: the peer will repeat it.
@@ -193,9 +181,10 @@ static void put_to_program(struct sw_service *asked, const struct sw_udp_route *
     struct sw_event *event = sw_new_request_event(asked->identifier, identifier);
     int error = service && event ? 0 : ENOMEM;
     if (!error) {
-        set_address(&addresses->src_storage, &request->destination, asked->port, from->interface);
-        set_address(&addresses->dst_storage, &request->source, request->source_port,
-                    from->interface);
+        sw_set_address(&addresses->src_storage, &request->destination, asked->port,
+                       from->interface);
+        sw_set_address(&addresses->dst_storage, &request->source, request->source_port,
+                       from->interface);
         error = sw_bind_device(identifier);
     }
     if (!error && identifier->is_roce)

@@ -18,7 +18,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cm_addresses.h"
 #include "cm_datagram.h"
@@ -35,8 +34,7 @@ enum {
     TRIES_TO_LEAVE = 5,    /* 6 s */
     LONG_TIMEOUT = 23,     /* 34 s, by an MRA */
     ACK_TIMEOUT = 18,      /* 1.07 s, if the program chose none */
-    MOST_ACK_TIMEOUT = 31,
-    RNR_TIMER = 12, /* 0.64 ms */
+    RNR_TIMER = 12,        /* 0.64 ms */
     HOP_LIMIT = 64,
     SPACE = RDMA_PS_TCP & 0xff,           /* of claims */
     HEADERS = 96,                         /* of IPv6, UDP and RoCE, as Linux counts them */
@@ -327,6 +325,24 @@ static int is_shared(const struct sw_identifier *identifier)
     return identifier->ibv.qp ? !!identifier->ibv.qp->srq : !!identifier->parameters.srq;
 }
 
+/* A REQ or a REP, with what both say of this side's queue pair. */
+static struct sw_cm_message offer(const struct sw_conversation *conversation, enum sw_cm_kind kind)
+{
+    const struct sw_identifier *identifier = conversation->identifier;
+    struct sw_cm_message message = message_of(conversation, kind);
+
+    message.qp_num = pairs_number(identifier);
+    message.psn = conversation->psn;
+    message.responder_resources = conversation->responder_resources;
+    message.initiator_depth = conversation->initiator_depth;
+    message.rnr_retry_count = conversation->rnr_retry_count;
+    message.flow_control = identifier->parameters.flow_control;
+    message.is_shared = (uint8_t)is_shared(identifier);
+    message.guid = random_64(); /* Linux then finds no older connection to confuse it with */
+    memcpy(message.private_data, identifier->private_data, identifier->parameters.private_data_len);
+    return message;
+}
+
 /* -- ports -------------------------------------------------------------------------------------- */
 
 static int take_port(struct sw_identifier *identifier)
@@ -377,24 +393,15 @@ static int request(struct sw_identifier *identifier)
     conversation->rnr_retry_count = least(parameters->rnr_retry_count, 7);
     conversation->responder_resources = depth(parameters->responder_resources);
     conversation->initiator_depth = depth(parameters->initiator_depth);
-    struct sw_cm_message message = message_of(conversation, SW_CM_REQ);
-    message.qp_num = pairs_number(identifier);
-    message.psn = conversation->psn;
-    message.responder_resources = conversation->responder_resources;
-    message.initiator_depth = conversation->initiator_depth;
+    struct sw_cm_message message = offer(conversation, SW_CM_REQ);
     message.retry_count = conversation->retry_count;
-    message.rnr_retry_count = conversation->rnr_retry_count;
-    message.flow_control = parameters->flow_control;
-    message.is_shared = (uint8_t)is_shared(identifier);
     message.ack_timeout = conversation->ack_timeout;
     message.mtu = conversation->mtu;
     message.traffic_class = conversation->route.path.traffic_class;
-    message.guid = random_64(); /* Linux then finds no older connection to confuse it with */
     message.source = conversation->route.path.source;
     message.destination = conversation->route.path.destination;
     message.source_port = ntohs(*sw_port_of((struct sockaddr *)(uintptr_t)&addresses->src_addr));
     message.port = ntohs(*sw_port_of((struct sockaddr *)(uintptr_t)&addresses->dst_addr));
-    memcpy(message.private_data, identifier->private_data, parameters->private_data_len);
     return repeat(conversation, &message);
 }
 
@@ -464,18 +471,6 @@ static int establish(struct sw_identifier *identifier)
 
 /* -- the side that listens ---------------------------------------------------------------------- */
 
-static void set_address(struct sockaddr_storage *to, const struct in6_addr *address, uint16_t port,
-                        uint32_t interface)
-{
-    union ibv_gid gid;
-
-    memcpy(&gid, address, sizeof(gid));
-    sw_address_of(&gid, to);
-    *sw_port_of((struct sockaddr *)to) = htons(port);
-    if (IN6_IS_ADDR_LINKLOCAL(address))
-        ((struct sockaddr_in6 *)(void *)to)->sin6_scope_id = interface;
-}
-
 /* Whether a request has come before: its peer repeats it until there is an answer. */
 static int is_known(const struct sw_cm_message *message)
 {
@@ -502,8 +497,9 @@ static struct sw_conversation *new_requested(struct sw_identifier *identifier,
 {
     struct rdma_addr *addresses = &identifier->ibv.route.addr;
 
-    set_address(&addresses->src_storage, &message->destination, message->port, from->interface);
-    set_address(&addresses->dst_storage, &message->source, message->source_port, from->interface);
+    sw_set_address(&addresses->src_storage, &message->destination, message->port, from->interface);
+    sw_set_address(&addresses->dst_storage, &message->source, message->source_port,
+                   from->interface);
     int error = sw_bind_device(identifier);
     if (error)
         return NULL;
@@ -566,16 +562,7 @@ static int accept_request(struct sw_identifier *identifier)
     int error = connect_pair(identifier);
     if (error)
         return error;
-    struct sw_cm_message message = message_of(conversation, SW_CM_REP);
-    message.qp_num = pairs_number(identifier);
-    message.psn = conversation->psn;
-    message.responder_resources = conversation->responder_resources;
-    message.initiator_depth = conversation->initiator_depth;
-    message.rnr_retry_count = conversation->rnr_retry_count;
-    message.flow_control = parameters->flow_control;
-    message.is_shared = (uint8_t)is_shared(identifier);
-    message.guid = random_64(); /* Linux then finds no older connection to confuse it with */
-    memcpy(message.private_data, identifier->private_data, parameters->private_data_len);
+    const struct sw_cm_message message = offer(conversation, SW_CM_REP);
     error = repeat(conversation, &message);
     if (!error)
         identifier->state = SW_CM_ACCEPTING;

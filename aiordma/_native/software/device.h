@@ -36,8 +36,8 @@
     ((type *)(void *)((char *)(pointer) - offsetof(type, member)))
 
 struct sw_device {
-    struct ibv_device ibv;  /* iWARP, connected by the connection manager; datagrams */
-    struct ibv_device roce; /* queue pairs by hand, and datagrams, on RoCE's port */
+    struct ibv_device ibv;  /* iWARP, and datagrams */
+    struct ibv_device roce; /* RoCE v2, on its own port */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* signaled by every acknowledgement: see sw_wait and sw_changed */
     struct aiordma_software_memory memory;
