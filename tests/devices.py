@@ -75,8 +75,6 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "completion_vectors": "it has one: it raises no interrupts to distribute",
         "second_device": "there is one, which serves all addresses; its GID_CHANGE is tested by "
         "tests/unit/test_software_device.py",
-        "shared receives by hand": "open_shared_receive finds a device by the connection manager, "
-        "and that of the built-in device is iWARP",
         "ece": "iWARP's handshake has no enhanced connection establishment",
         "type_of_service": "iWARP's handshake does not carry it: each side marks its own packets "
         "as its own tos= says",
@@ -183,8 +181,6 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "does not change with its IP addresses",
         "type_of_service": "siw does not mark its TCP stream with it",
         "ipv4_at_ipv6_wildcard": "siw resets a peer that comes over IPv4 to a listener of IPv6",
-        "shared receives by hand": "open_shared_receive finds a device by the connection manager, "
-        "and that of the built-in device is iWARP",
         "ece": "iWARP's handshake has no enhanced connection establishment",
         "rdma_establish": "iWARP has no rdma_establish, which a client that makes its own queue "
         "pair calls",

@@ -35,8 +35,9 @@ NATIVE = (
 PROGRAMS = " ".join(
     f"tests/interop/test_{each}.py"
     for each in (
-        *("mckey", "perftest", "programs", "rdma_client_server", "rping", "rping_command"),
-        *("ucmatose", "udaddy", "valkey", "with_themselves"),
+        *("by_hand", "mckey", "perftest", "programs", "rc_uc_pingpong", "rdma_client_server"),
+        *("rping", "rping_command", "software_and_rxe", "srq_pingpong", "ucmatose"),
+        *("ud_pingpong", "udaddy", "valkey", "with_themselves"),
     )
 )
 

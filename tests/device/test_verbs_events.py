@@ -212,14 +212,17 @@ async def test_the_events_of_librdmacms_contexts_are_not_for_taking() -> None:
             await anext(context.async_events())
 
 
-@pytest.mark.capability("shared receives by hand")
-def test_a_real_event_reaches_the_loops_of_both_threads_whichever_reads_it() -> None:
+@pytest.mark.capability("queue pairs by hand")
+def test_a_real_event_reaches_the_loops_of_both_threads_whichever_reads_it(
+    device: DeviceUnderTest,
+) -> None:
+    by_hand = {"device": device.by_hand}
     both = threading.Barrier(2)
     shared_keys: dict[str, int] = {}
     heard: dict[str, list[AsyncEventType]] = {"asyncio": [], "trio": []}
 
     async def use(backend: str) -> None:
-        async with connected() as (client, _):
+        async with connected(server=by_hand, client=by_hand) as (client, _):
             hub = hub_of(client)
             with two_ends(hub.domain) as (one, other, shared):
                 shared_keys[backend] = shared.key

@@ -12,17 +12,22 @@ import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
 import aiordma
-from tests.devices import ADDRESS, DeviceUnderTest
+from tests.device.by_hand import GID_INDEX
+from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
+from tests.internals import SOFTWARE
 from tests.interop.programs import only, running
 from tests.interop.test_ud_pingpong import connect_tcp
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.anyio, pytest.mark.capability("shared receives by hand")]
+pytestmark = [pytest.mark.anyio, pytest.mark.capability("queue pairs by hand")]
 
 PAIRS = 4
 COUNT = 100
 SIZE = 3000
-WORDS = ("ibv_srq_pingpong", "-g", 1, "-q", PAIRS, "-n", COUNT, "-s", SIZE, "-r", 20)
+ROUNDS = ("-q", PAIRS, "-n", COUNT, "-s", SIZE, "-r", 20)
+WORDS: tuple[str | int, ...] = ("ibv_srq_pingpong", "-g", GID_INDEX, *ROUNDS)
+if DEVICE == SOFTWARE:
+    WORDS = (*WORDS, "-d", f"{SOFTWARE}_roce")
 LINE = re.compile(r"([0-9a-f]{4}):([0-9a-f]{6}):([0-9a-f]{6}):([0-9a-f]{32})\0")
 LINES = 256
 LINE_LENGTH = 52
@@ -102,12 +107,16 @@ class Players:
 @asynccontextmanager
 async def playing(device: DeviceUnderTest) -> AsyncIterator[Players]:
     async with (
-        await aiordma.open_shared_receive(ADDRESS, depth=20, max_sge=1) as shared,
+        await aiordma.open_shared_receive(
+            ADDRESS, device=device.by_hand, depth=20, max_sge=1
+        ) as shared,
         AsyncExitStack() as open_pairs,
     ):
         pairs = [
             await open_pairs.enter_async_context(
-                await aiordma.open_queue_pair(device.name, gid_index=1, shared_receive=shared)
+                await aiordma.open_queue_pair(
+                    device.by_hand, gid_index=GID_INDEX, shared_receive=shared
+                )
             )
             for _ in range(PAIRS)
         ]
@@ -128,7 +137,7 @@ async def test_a_c_client(device: DeviceUnderTest, options: tuple[str, ...]) -> 
         await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
     ):
         port = listener.extra(SocketAttribute.local_port)
-        async with running(*WORDS, *options, "-p", port, "127.0.0.1") as client:
+        async with running(*WORDS, *options, "-p", port, "127.0.0.1", as_nobody=False) as client:
             async with await only(listener).accept() as stream:
                 await ours.connect(await read_exactly(stream, LINES * LINE_LENGTH))
                 await stream.send(ours.lines())
@@ -141,7 +150,7 @@ async def test_a_c_client(device: DeviceUnderTest, options: tuple[str, ...]) -> 
 async def test_a_c_server(device: DeviceUnderTest, options: tuple[str, ...]) -> None:
     port = free_port()
     async with playing(device) as ours:
-        async with running(*WORDS, *options, "-p", port) as server:
+        async with running(*WORDS, *options, "-p", port, as_nobody=False) as server:
             await server.has_written("local address", PAIRS)
             async with await connect_tcp(port) as stream:
                 await stream.send(ours.lines())

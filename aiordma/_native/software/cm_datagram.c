@@ -25,7 +25,6 @@ enum {
     FIRST_PATIENCE = 100,                /* milliseconds; doubled for each try */
     MOST_PATIENCE = 4096,
     TRIES = 15,
-    HOP_LIMIT = 64,
     SPACE = RDMA_PS_UDP & 0xff, /* of claims */
 };
 
@@ -122,7 +121,7 @@ static void turn_around(const struct sw_udp_route *from, struct sw_udp_route *to
     to->path.source = from->path.destination;
     to->path.destination = from->path.source;
     to->path.destination_port = from->path.source_port;
-    to->path.hop_limit = HOP_LIMIT;
+    to->path.hop_limit = SW_HOP_LIMIT;
     to->interface = from->interface;
 }
 
@@ -406,7 +405,7 @@ static int fill_address_vector(struct sw_identifier *identifier, struct ibv_ah_a
     attr->port_num = 1;
     memcpy(&attr->grh.dgid, &path->destination, sizeof(attr->grh.dgid));
     attr->grh.sgid_index = (uint8_t)index;
-    attr->grh.hop_limit = HOP_LIMIT;
+    attr->grh.hop_limit = SW_HOP_LIMIT;
     attr->grh.traffic_class = path->traffic_class;
     return 0;
 }
@@ -554,7 +553,7 @@ static int begin_asking(struct sw_identifier *identifier)
     read_address(&addresses->dst_addr, &service->route.path.destination);
     service->peers_port = ntohs(*sw_port_of(&addresses->dst_addr));
     service->route.path.destination_port = service->peers_port;
-    service->route.path.hop_limit = HOP_LIMIT;
+    service->route.path.hop_limit = SW_HOP_LIMIT;
     service->route.path.traffic_class = identifier->has_tos ? identifier->tos : 0;
     service->route.interface = scope_of(&addresses->dst_addr);
     if (!service->route.interface)

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include "roce.h"
+
 /* The header of a management datagram, and the fields after it. */
 enum {
     MAD_VERSION = 1,
@@ -156,7 +158,6 @@ enum {
     AT_REJ_REASON = 34,
     AT_REJ_DATA = 108,
     AT_DREQ_QPN = 32,
-    HOP_LIMIT = 64,
     CM_TIMEOUT = 20, /* 4.3 s, as Linux has it */
     CM_RETRIES = 15,
     UNKNOWN_LID = 0xffff,
@@ -181,7 +182,7 @@ static void write_request(uint8_t *mad, const struct sw_cm_message *message)
     memcpy(mad + AT_REQ_SOURCE_GID, &message->source, 16);
     memcpy(mad + AT_REQ_DESTINATION_GID, &message->destination, 16);
     mad[AT_REQ_TRAFFIC_CLASS] = message->traffic_class;
-    mad[AT_REQ_HOP_LIMIT] = HOP_LIMIT;
+    mad[AT_REQ_HOP_LIMIT] = SW_HOP_LIMIT;
     mad[AT_REQ_ACK_TIMEOUT] = (uint8_t)(message->ack_timeout << 3);
     put_addresses(data, &message->source, message->source_port, &message->destination);
     memcpy(data + ADDRESSES, message->private_data, SW_CM_REQUEST_DATA);

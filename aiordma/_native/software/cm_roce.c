@@ -29,13 +29,12 @@
 enum {
     FIRST_PATIENCE = 200, /* milliseconds; doubled for each try */
     MOST_PATIENCE = 4096,
-    LONG_PATIENCE = 60000, /* at most, after an MRA */
-    TRIES = 15,            /* about 50 s */
-    TRIES_TO_LEAVE = 5,    /* 6 s */
-    LONG_TIMEOUT = 23,     /* 34 s, by an MRA */
-    ACK_TIMEOUT = 18,      /* 1.07 s, if the program chose none */
-    RNR_TIMER = 12,        /* 0.64 ms */
-    HOP_LIMIT = 64,
+    LONG_PATIENCE = 60000,                /* at most, after an MRA */
+    TRIES = 15,                           /* about 50 s */
+    TRIES_TO_LEAVE = 5,                   /* 6 s */
+    LONG_TIMEOUT = 23,                    /* 34 s, by an MRA */
+    ACK_TIMEOUT = 18,                     /* 1.07 s, if the program chose none */
+    RNR_TIMER = 12,                       /* 0.64 ms */
     SPACE = RDMA_PS_TCP & 0xff,           /* of claims */
     HEADERS = 96,                         /* of IPv6, UDP and RoCE, as Linux counts them */
     WORK_OF_MESSAGE = 16 * SW_FRAME_WORK, /* it can require a search through all identifiers */
@@ -126,7 +125,7 @@ static int find_way(struct sw_conversation *conversation)
     vector->port_num = 1;
     vector->grh.dgid = gids->dgid;
     vector->grh.sgid_index = (uint8_t)index;
-    vector->grh.hop_limit = HOP_LIMIT;
+    vector->grh.hop_limit = SW_HOP_LIMIT;
     vector->grh.traffic_class =
         conversation->identifier->has_tos ? conversation->identifier->tos : 0;
     return sw_find_route(vector, &conversation->route);

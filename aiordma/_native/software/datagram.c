@@ -64,7 +64,8 @@ int sw_find_route(const struct ibv_ah_attr *attr, struct sw_udp_route *route)
     memset(route, 0, sizeof(*route));
     memcpy(&route->path.source, &from.gid, sizeof(from.gid));
     memcpy(&route->path.destination, to, sizeof(*to));
-    route->path.hop_limit = attr->grh.hop_limit;
+    /* As in the kernel: a route has its own, and programs ask for one hop without knowing. */
+    route->path.hop_limit = is_group(to) ? attr->grh.hop_limit : SW_HOP_LIMIT;
     route->path.traffic_class = attr->grh.traffic_class;
     route->interface = from.ndev_ifindex;
     return 0;
@@ -138,7 +139,7 @@ static int init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct
     memcpy(&attr->grh.dgid, &path.source, sizeof(path.source));
     attr->grh.sgid_index = (uint8_t)index;
     attr->grh.traffic_class = path.traffic_class;
-    attr->grh.hop_limit = 0xff;
+    attr->grh.hop_limit = path.hop_limit;
     return 0;
 }
 

@@ -11,8 +11,6 @@
 #include "gids.h"
 #include "udp.h"
 
-enum { HOP_LIMIT = 64 };
-
 struct sw_membership {
     struct sw_membership *next;
     union ibv_gid group;
@@ -64,7 +62,7 @@ static int prepare(struct sw_identifier *identifier, const union ibv_gid *group,
     attr->port_num = 1;
     attr->grh.dgid = *group;
     attr->grh.sgid_index = (uint8_t)index;
-    attr->grh.hop_limit = HOP_LIMIT;
+    attr->grh.hop_limit = SW_HOP_LIMIT;
     attr->grh.traffic_class = identifier->has_tos ? identifier->tos : 0;
     *interface = entry.ndev_ifindex;
     return 0;

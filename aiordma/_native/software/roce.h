@@ -30,6 +30,7 @@ enum {
     SW_QPN_GROUP = 0xffffff, /* a multicast group: all attached queue pairs */
     SW_ROCE_PORT = 4791,     /* it belongs to the kernel if that has RoCE devices */
     SW_GROUP_PORT = 4795,    /* of the software device's groups: see datagram.h */
+    SW_HOP_LIMIT = 64,       /* the system's own, for hosts */
 };
 
 /* Opcodes of BTH. Those of UC are the ones of RC and SW_UC, as far as UC has them. */

@@ -278,7 +278,7 @@ void sw_roce_port_answer(const struct sw_udp_route *from, const uint8_t *payload
     struct sw_udp_route route = {
         .path.source = from->path.destination,
         .path.destination = from->path.source,
-        .path.hop_limit = 64,
+        .path.hop_limit = SW_HOP_LIMIT,
         .interface = from->interface,
     };
 
