@@ -5,6 +5,7 @@ messages print half of a round trip: it is doubled here.
 """
 
 import re
+import resource
 import subprocess
 import time
 
@@ -67,35 +68,77 @@ def columns(output: str) -> list[float]:
     raise ProgramError(f"no results in what perftest printed:\n{output}")
 
 
-def run_perftest(name: str, host: str, size: int, rounds: int, *words: str) -> list[float]:
-    """Run one of perftest's programs, connected by the connection manager."""
-    program = [name, "-R", "-F", "-s", str(size), "-n", str(rounds), *words]
+def run_perftest(
+    name: str, host: str, size: int, rounds: int, *words: str, within: tuple[str, ...] = ()
+) -> list[float]:
+    """Run one of perftest's programs, connected by the connection manager.
+
+    Args:
+        name: the program.
+        host: the server's address.
+        size: of a message, in bytes.
+        rounds: how many.
+        words: more of its options.
+        within: the command, if any, that runs the program.
+    """
+    program = [*within, name, "-R", "-F", "-s", str(size), "-n", str(rounds), *words]
     program += ["-p", str(free_port())]
     return columns(against_itself(program, [host], []))
+
+
+def processor_seconds() -> float:
+    """Return what the programs that have ended have used, both sides together."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 LATENCY = ("size", "count", "min", "max", "typical", "mean", "deviation", "p99", "p99.9")
 
 
 def latency_of(
-    name: str, host: str, size: int, rounds: int, *words: str, halves: bool = False
+    name: str,
+    host: str,
+    size: int,
+    rounds: int,
+    *words: str,
+    halves: bool = False,
+    within: tuple[str, ...] = (),
 ) -> Reading:
     """Return the median that ib_*_lat calls typical, in microseconds; the rest is beside it."""
-    found = dict(zip(LATENCY, run_perftest(name, host, size, rounds, *words), strict=False))
+    printed = run_perftest(name, host, size, rounds, *words, within=within)
+    found = dict(zip(LATENCY, printed, strict=False))
     factor = 2 if halves else 1
     times = {f"{key}_us": value * factor for key, value in found.items() if key not in LATENCY[:2]}
     return Reading(times["typical_us"], extra={"count": found["count"], **times})
 
 
-def rate_of(name: str, host: str, size: int, rounds: int, depth: int) -> Reading:
+def rate_of(
+    name: str, host: str, size: int, rounds: int, depth: int, within: tuple[str, ...] = ()
+) -> Reading:
     """Return messages per second of ib_*_bw, each of them signaled."""
-    found = run_perftest(name, host, size, rounds, "-t", str(depth), "-Q", "1")
-    return Reading(found[4] * 1e6, extra={"mebibytes_per_second": found[3]})
+    before = processor_seconds()
+    found = run_perftest(
+        name, host, size, rounds, "-t", str(depth), *_signaled(name), within=within
+    )
+    used = (processor_seconds() - before) / rounds * 1e6
+    return Reading(
+        found[4] * 1e6,
+        extra={"mebibytes_per_second": found[3], "processor_us_per_message": used},
+    )
 
 
-def bandwidth_of(name: str, host: str, size: int, rounds: int, depth: int) -> Reading:
+def bandwidth_of(
+    name: str, host: str, size: int, rounds: int, depth: int, within: tuple[str, ...] = ()
+) -> Reading:
     """Return megabytes (10**6) per second of ib_*_bw."""
+    before = processor_seconds()
+    found = run_perftest(
+        name, host, size, rounds, "-t", str(depth), *_signaled(name), within=within
+    )
+    used = (processor_seconds() - before) / (rounds * size) * 1e9
+    return Reading(found[3] * MEBIBYTE / 1e6, extra={"processor_seconds_per_gigabyte": used})
+
+
+def _signaled(name: str) -> tuple[str, ...]:
     # ib_read_bw knows no -Q: a READ is signaled in any case.
-    words = () if name == "ib_read_bw" else ("-Q", "1")
-    found = run_perftest(name, host, size, rounds, "-t", str(depth), *words)
-    return Reading(found[3] * MEBIBYTE / 1e6)
+    return () if name == "ib_read_bw" else ("-Q", "1")

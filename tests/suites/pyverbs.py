@@ -63,6 +63,7 @@ def run(device: str) -> list[dict[str, str]]:
     """Run the tests on a device; return the lines of in_suite/pyverbs_tests.py."""
     environment = os.environ | {
         "LD_LIBRARY_PATH": str(FOLDER),
+        "AIORDMA_DEVICE": device,  # the connection manager's, too
         "PYTHONPATH": str(BUILD / "pyverbs/usr/lib/python3/dist-packages"),
     }
     script = Path(__file__).parent / "in_suite" / "pyverbs_tests.py"

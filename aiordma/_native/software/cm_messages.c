@@ -12,8 +12,6 @@ enum {
     CM_CLASS = 7,
     CM_VERSION = 2,
     METHOD_SEND = 3,
-    SIDR_REQUEST = 0x17,
-    SIDR_REPLY = 0x18,
     AT_TRANSACTION = 8,
     AT_ATTRIBUTE = 16,
     AT_NUMBER = 24,
@@ -311,7 +309,7 @@ void sw_sidr_write_request(uint8_t mad[SW_MAD], const struct sw_sidr_request *re
 {
     uint8_t *data = mad + AT_REQUEST_DATA;
 
-    write_header(mad, SIDR_REQUEST, request->transaction, request->number);
+    write_header(mad, SW_SIDR_REQ, request->transaction, request->number);
     put(mad + AT_REQUEST_PKEY, DEFAULT_PKEY, 2);
     put(mad + AT_REQUEST_SERVICE, UDP_SERVICES | request->port, 8);
     put_addresses(data, &request->source, request->source_port, &request->destination);
@@ -322,7 +320,7 @@ int sw_sidr_read_request(const uint8_t *mad, size_t size, struct sw_sidr_request
 {
     const uint8_t *data = mad + AT_REQUEST_DATA;
 
-    if (!is_ours(mad, size, SIDR_REQUEST) || get(mad + AT_REQUEST_PKEY, 2) != DEFAULT_PKEY)
+    if (!is_ours(mad, size, SW_SIDR_REQ) || get(mad + AT_REQUEST_PKEY, 2) != DEFAULT_PKEY)
         return EBADMSG;
     uint64_t service = get(mad + AT_REQUEST_SERVICE, 8);
     if ((service & ~(uint64_t)0xffff) != UDP_SERVICES)
@@ -336,7 +334,7 @@ int sw_sidr_read_request(const uint8_t *mad, size_t size, struct sw_sidr_request
 
 void sw_sidr_write_reply(uint8_t mad[SW_MAD], const struct sw_sidr_reply *reply)
 {
-    write_header(mad, SIDR_REPLY, reply->transaction, reply->number);
+    write_header(mad, SW_SIDR_REP, reply->transaction, reply->number);
     mad[AT_REPLY_STATUS] = reply->status;
     put(mad + AT_REPLY_QPN, reply->qp_num, 3);
     put(mad + AT_REPLY_SERVICE, UDP_SERVICES | reply->port, 8);
@@ -346,7 +344,7 @@ void sw_sidr_write_reply(uint8_t mad[SW_MAD], const struct sw_sidr_reply *reply)
 
 int sw_sidr_read_reply(const uint8_t *mad, size_t size, struct sw_sidr_reply *reply)
 {
-    if (!is_ours(mad, size, SIDR_REPLY))
+    if (!is_ours(mad, size, SW_SIDR_REP))
         return EBADMSG;
     uint64_t service = get(mad + AT_REPLY_SERVICE, 8);
     if ((service & ~(uint64_t)0xffff) != UDP_SERVICES)

@@ -53,6 +53,8 @@ enum sw_cm_kind {
     SW_CM_RTU = 0x14,  /* the REP has arrived */
     SW_CM_DREQ = 0x15, /* disconnect */
     SW_CM_DREP = 0x16, /* the DREQ has arrived */
+    SW_SIDR_REQ = 0x17,
+    SW_SIDR_REP = 0x18,
 };
 
 /* Which message an MRA or a REJ is about. */

@@ -34,7 +34,7 @@ enum {
     TRIES_TO_LEAVE = 5,                   /* 6 s */
     LONG_TIMEOUT = 23,                    /* 34 s, by an MRA */
     ACK_TIMEOUT = 18,                     /* 1.07 s, if the program chose none */
-    RNR_TIMER = 12,                       /* 0.64 ms */
+    RNR_TIMER = 20,                       /* 10 ms; Linux has 655 */
     SPACE = RDMA_PS_TCP & 0xff,           /* of claims */
     HEADERS = 96,                         /* of IPv6, UDP and RoCE, as Linux counts them */
     WORK_OF_MESSAGE = 16 * SW_FRAME_WORK, /* it can require a search through all identifiers */
@@ -50,8 +50,8 @@ struct sw_conversation {
     struct ibv_ah_attr vector;
     struct sw_udp_route route; /* to the peer */
     uint32_t psn, peers_psn, peers_qpn;
-    uint8_t mtu, ack_timeout, retry_count, rnr_retry_count;
-    uint8_t responder_resources, initiator_depth; /* this side's, as agreed */
+    uint8_t mtu, ack_timeout, retry_count, rnr_retry_count; /* the last is what the peer asks for */
+    uint8_t responder_resources, initiator_depth;           /* this side's, as agreed */
     int is_accepted; /* connecting, and the REP has arrived; the program connects its queue pair */
     int is_leaving;  /* disconnected, and the DREP has not arrived */
     uint8_t mad[SW_MAD]; /* the message that is repeated */
@@ -334,7 +334,7 @@ static struct sw_cm_message offer(const struct sw_conversation *conversation, en
     message.psn = conversation->psn;
     message.responder_resources = conversation->responder_resources;
     message.initiator_depth = conversation->initiator_depth;
-    message.rnr_retry_count = conversation->rnr_retry_count;
+    message.rnr_retry_count = least(identifier->parameters.rnr_retry_count, 7);
     message.flow_control = identifier->parameters.flow_control;
     message.is_shared = (uint8_t)is_shared(identifier);
     message.guid = random_64(); /* Linux then finds no older connection to confuse it with */
@@ -389,7 +389,6 @@ static int request(struct sw_identifier *identifier)
     conversation->ack_timeout =
         identifier->has_ack_timeout ? identifier->ack_timeout : (uint8_t)ACK_TIMEOUT;
     conversation->retry_count = least(parameters->retry_count, 7);
-    conversation->rnr_retry_count = least(parameters->rnr_retry_count, 7);
     conversation->responder_resources = depth(parameters->responder_resources);
     conversation->initiator_depth = depth(parameters->initiator_depth);
     struct sw_cm_message message = offer(conversation, SW_CM_REQ);
@@ -438,6 +437,7 @@ static void accepted(struct sw_conversation *conversation, const struct sw_cm_me
     conversation->peers_number = message->sender;
     conversation->peers_qpn = message->qp_num;
     conversation->peers_psn = message->psn;
+    conversation->rnr_retry_count = message->rnr_retry_count;
     conversation->responder_resources =
         least(conversation->responder_resources, message->initiator_depth);
     conversation->initiator_depth =
@@ -513,6 +513,7 @@ static struct sw_conversation *new_requested(struct sw_identifier *identifier,
     conversation->mtu = message->mtu;
     conversation->ack_timeout = message->ack_timeout;
     conversation->retry_count = message->retry_count;
+    conversation->rnr_retry_count = message->rnr_retry_count;
     conversation->responder_resources = depth(message->initiator_depth);
     conversation->initiator_depth = depth(message->responder_resources);
     return find_way(conversation) ? NULL : conversation;
@@ -553,7 +554,6 @@ static int accept_request(struct sw_identifier *identifier)
         return EINVAL;
     if (identifier->has_ack_timeout)
         conversation->ack_timeout = identifier->ack_timeout;
-    conversation->rnr_retry_count = least(parameters->rnr_retry_count, 7);
     conversation->responder_resources =
         least(conversation->responder_resources, depth(parameters->responder_resources));
     conversation->initiator_depth =

@@ -26,7 +26,11 @@ enum {
     MOST_MERIT = 4,
     DEMERIT = 2,
     MOST_PAUSES = 100, /* 10 ms */
-    QPN_BYTE = 5,      /* of the packet: the upper 8 bits of the number that it is for */
+    /* Offsets in a packet. */
+    QPN_BYTE = 5, /* the upper 8 bits of the number of the queue pair that it is for */
+    MESSAGE = 36, /* what kind a message of the connection manager is */
+    SIDR_REP_FOR = 44,
+    ANY_FOR = 48, /* the receiver's own number, whose upper 8 bits are its process's slot */
 };
 
 static struct {
@@ -401,16 +405,29 @@ void sw_roce_port_add(struct sw_udp_route *route, uint32_t size)
 /* -- opening and closing ---------------------------------------------------------------------- */
 
 /*
- * Have the kernel give a packet to the process of its queue pair. It numbers the processes in the
- * order in which they came, until one goes: then the last one gets the number of that one.
+ * Have the kernel give a packet to the process of its queue pair, or of its conversation: a process
+ * that says goodbye and exits would lose what it has to pass on. The kernel numbers the processes in
+ * the order in which they came, until one goes: then the last one gets the number of that one.
  */
 static void steer(int fd)
 {
     struct sock_filter steps[] = {
+        {.code = BPF_LD | BPF_W | BPF_ABS, .k = QPN_BYTE - 1},
+        {.code = BPF_ALU | BPF_AND | BPF_K, .k = 0xffffff},
+        {.code = BPF_JMP | BPF_JEQ | BPF_K, .k = SW_QPN_SERVICES, .jt = 2},
         {.code = BPF_LD | BPF_B | BPF_ABS, .k = QPN_BYTE},
         {.code = BPF_RET | BPF_A},
+        {.code = BPF_LD | BPF_H | BPF_ABS, .k = MESSAGE},
+        {.code = BPF_JMP | BPF_JEQ | BPF_K, .k = SW_CM_REQ, .jt = 6},
+        {.code = BPF_JMP | BPF_JEQ | BPF_K, .k = SW_SIDR_REQ, .jt = 5},
+        {.code = BPF_JMP | BPF_JEQ | BPF_K, .k = SW_SIDR_REP, .jt = 2},
+        {.code = BPF_LD | BPF_B | BPF_ABS, .k = ANY_FOR},
+        {.code = BPF_RET | BPF_A},
+        {.code = BPF_LD | BPF_B | BPF_ABS, .k = SIDR_REP_FOR},
+        {.code = BPF_RET | BPF_A},
+        {.code = BPF_RET | BPF_K, .k = 0},
     };
-    struct sock_fprog program = {.len = 2, .filter = steps};
+    struct sock_fprog program = {.len = sizeof(steps) / sizeof(*steps), .filter = steps};
 
     if (sw_system->setsockopt(fd, SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &program,
                               sizeof(program))) {
