@@ -63,8 +63,6 @@ def own_group(number: int) -> str:
 # the entries to users. This one is for what the device or its driver cannot do, wherever it runs.
 DEVICE_LACKS: dict[str, dict[str, str]] = {
     "software": {
-        "counted_rnr": "iWARP has no receiver-not-ready, and so no retries to count: a message "
-        "waits until there is a receive, whatever rnr_retry_count is",
         "retries_carried": "iWARP's handshake carries no retry counts, and no queue pair number",
         "torn_message": "the device checks all parts of a message before it sends any, so that no "
         "message breaks off in its middle",

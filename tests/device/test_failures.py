@@ -121,13 +121,12 @@ async def test_a_peer_that_posts_its_own_receives_says_nothing_of_their_length()
             server.post_send(bytes(91))
 
 
-@pytest.mark.capability("rnr")
-@pytest.mark.capability("counted_rnr")
-async def test_without_rnr_retries_a_missing_receive_is_an_error() -> None:
-    # Each end states how often the other retries (man rdma_connect).
-    async with connected(
-        server={"options": aiordma.ConnectionOptions(rnr_retry_count=0), **OWN_RECEIVES}
-    ) as (client, server):
+@pytest.mark.capability("queue pairs by hand")
+async def test_without_rnr_retries_a_missing_receive_is_an_error(device: DeviceUnderTest) -> None:
+    # Each end states how often the other retries (man rdma_connect). iWARP counts none.
+    roce = {"device": device.by_hand}
+    none = {"options": aiordma.ConnectionOptions(rnr_retry_count=0)}
+    async with connected(server={**none, **OWN_RECEIVES, **roce}, client=roce) as (client, server):
         with pytest.raises(aiordma.ReceiverNotReadyError):
             await client.send(b"too early")
         await until(lambda: not server.is_connected)

@@ -154,7 +154,15 @@ def _over_tap() -> Iterator[Wire]:
     script = RXE_SETUP.format(rxe=RXE, address=RXE_ADDRESS, interface=made.interface)
     serve = f"exec busybox nc -ll -p {SHELL_PORT} -e /bin/sh"
     guest = subprocess.Popen(
-        [*IN_SPACE, *bed, "run", f"set -e\nmodprobe virtio_net\n{script}{serve}"],
+        [
+            "setpriv",
+            "--pdeathsig",
+            "TERM",
+            *IN_SPACE,
+            *bed,
+            "run",
+            f"set -e\nmodprobe virtio_net\n{script}{serve}",
+        ],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 import anyio
 import pytest
 
-from tests.devices import ADDRESS
+from tests.devices import ADDRESS, own_group
 from tests.interop.programs import Program
 from tests.interop.programs import running as running_as
 from tests.ports import free_port
@@ -127,3 +127,14 @@ async def test_perftest_by_the_connection_manager(words: str) -> None:
             pass
     for end in (client, server):
         assert "Failed" not in end.output
+
+
+async def test_groups() -> None:
+    words = (*ON_ROCE, "mckey", "-m", own_group(37), "-C", 10, "-b", ADDRESS)
+    async with running(*words) as receiver, running(*words) as other:
+        for each in (receiver, other):
+            await each.has_written("joined dgid")
+        async with running(*words, "-s") as sender:
+            pass
+    for end in (receiver, other, sender):
+        assert "return status 0" in end.output

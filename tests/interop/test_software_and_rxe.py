@@ -2,7 +2,7 @@
 on two hosts (tests.interop.beside_rxe)."""
 
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import pytest
 
@@ -91,6 +91,7 @@ async def test_one_sided_operations_on_a_damaged_wire(
 # Connections by the connection manager: the server's words end with its own address, the client's
 # with the server's.
 UDADDYS_PORT = 7174
+GROUP = "239.7.1.36"
 MANAGED = {
     "rping": ("rping -v -C 20 -S 200 -s -a", "rping -v -C 20 -S 200 -c -a", "ping data"),
     "ucmatose": ("ucmatose -C 10 -S 2000 -b", "ucmatose -C 10 -S 2000 -s", "return status 0"),
@@ -140,7 +141,30 @@ async def test_perftest_by_the_manager(two_hosts: Wire, program: str, we_serve: 
 
 
 @both_ways
-async def test_connection_manager_on_a_damaged_wire(damaged: Wire, we_serve: bool) -> None:
-    server, client, written = "rping -v -C 8 -s -a", "rping -v -C 8 -c -a", "ping data"
-    for output in await play_managed(damaged, server, client, we_serve):
-        assert written in output
+async def test_connection_manager_on_a_damaged_wire(two_hosts: Wire, we_serve: bool) -> None:
+    # The wire is mended before the end: a lost goodbye is repeated by neither side, and rping waits
+    # for it without a limit.
+    serve, connect = (
+        (two_hosts.ours, two_hosts.rxe) if we_serve else (two_hosts.rxe, two_hosts.ours)
+    )
+    words = ("-v", "-C", 200, "-a", OUR_ADDRESS if we_serve else RXE_ADDRESS, "-p", free_port())
+    async with AsyncExitStack() as ends:
+        server = await ends.enter_async_context(running(*serve("rping", "-s", *words)))
+        await (two_hosts.has_claimed if we_serve else two_hosts.rxe_listens)(int(words[-1]))
+        with two_hosts.damaged():
+            client = await ends.enter_async_context(running(*connect("rping", "-c", *words)))
+            await client.has_written("ping data", 3)
+    assert client.output.count("ping data") == server.output.count("ping data") == 200
+
+
+@both_ways
+async def test_groups(two_hosts: Wire, we_serve: bool) -> None:
+    ours = two_hosts.ours("mckey", "-m", GROUP, "-C", 10, "-b", OUR_ADDRESS)
+    rxe = two_hosts.rxe("mckey", "-m", GROUP, "-C", 10, "-b", RXE_ADDRESS)
+    receiver, sender = (ours, rxe) if we_serve else (rxe, ours)
+    async with running(*receiver) as first:
+        await first.has_written("joined dgid")
+        async with running(*sender, "-s") as second:
+            pass
+    for program in (first, second):
+        assert "return status 0" in program.output

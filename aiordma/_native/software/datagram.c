@@ -1,7 +1,7 @@
 /*
  * UD queue pairs: RoCE v2's datagrams over UDP. Each queue pair has a socket, whose port is the low
- * half of its number, and another socket for each multicast group that it is attached to. A
- * datagram that cannot be sent, or that finds no receive, is dropped silently.
+ * half of its number, or shares RoCE's port, and another socket for each multicast group that it is
+ * attached to. A datagram that cannot be sent, or that finds no receive, is dropped silently.
  */
 #include "datagram.h"
 
@@ -33,7 +33,7 @@ struct attachment {
 
 struct sw_datagrams {
     struct sw_watch watch;
-    struct sw_udp udp;
+    struct sw_udp udp; /* none on RoCE's port */
     struct sw_queue_pair *pair;
     struct attachment *attachments;
 };
@@ -145,10 +145,15 @@ static int init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct
 
 /* -- sending ------------------------------------------------------------------------- */
 
+static int is_on_roce(const struct sw_queue_pair *pair)
+{
+    return pair->transport == &sw_roce_datagram_transport;
+}
+
 static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_send *send)
 {
     struct sw_udp_route route = send->route;
-    uint8_t own[SW_ROCE_MOST], *packet = pair->datagrams ? own : sw_roce_port_room();
+    uint8_t own[SW_ROCE_MOST], *packet = is_on_roce(pair) ? sw_roce_port_room() : own;
     struct sw_roce_packet datagram = {
         .opcode =
             send->opcode == IBV_WR_SEND_WITH_IMM ? SW_UD_SEND_ONLY_IMMEDIATE : SW_UD_SEND_ONLY,
@@ -175,7 +180,7 @@ static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_s
     }
     pair->attributes.sq_psn = (pair->attributes.sq_psn + 1) & 0xffffff;
     /* If it cannot be sent, it is lost, as any datagram can be. */
-    if (!pair->datagrams) {
+    if (is_on_roce(pair)) {
         sw_roce_port_add(&route, headers + send->length);
         return IBV_WC_SUCCESS;
     }
@@ -327,13 +332,22 @@ static uint32_t number_at(uint16_t port)
     return 0;
 }
 
-static int open_pair(struct sw_queue_pair *pair)
+static struct sw_datagrams *begin(struct sw_queue_pair *pair)
 {
     struct sw_datagrams *datagrams = calloc(1, sizeof(*datagrams));
 
     if (!datagrams)
-        return ENOMEM;
+        return NULL;
     datagrams->pair = pair;
+    return datagrams;
+}
+
+static int open_pair(struct sw_queue_pair *pair)
+{
+    struct sw_datagrams *datagrams = begin(pair);
+
+    if (!datagrams)
+        return ENOMEM;
     int error = sw_udp_open_anywhere(&datagrams->udp);
     if (error) {
         free(datagrams);
@@ -362,18 +376,23 @@ static void detach(struct attachment **link)
     free(attachment);
 }
 
-static void close_pair(struct sw_queue_pair *pair)
+static void end(struct sw_queue_pair *pair)
 {
     struct sw_datagrams *datagrams = pair->datagrams;
 
-    if (!datagrams)
-        return;
     pair->datagrams = NULL;
     while (datagrams->attachments)
         detach(&datagrams->attachments);
-    sw_unwatch(&datagrams->watch);
-    sw_udp_close(&datagrams->udp);
     free(datagrams);
+}
+
+static void close_pair(struct sw_queue_pair *pair)
+{
+    if (!pair->datagrams)
+        return;
+    sw_unwatch(&pair->datagrams->watch);
+    sw_udp_close(&pair->datagrams->udp);
+    end(pair);
 }
 
 /* -- groups -------------------------------------------------------------------------- */
@@ -400,19 +419,30 @@ static uint32_t interface_of(const struct sw_queue_pair *pair)
     return index >= 0 && !sw_gid_entry(index, &entry) ? entry.ndev_ifindex : 0;
 }
 
-/* interface: 0 if the queue pair has no address. */
-static int open_group(struct sw_udp *udp, const union ibv_gid *group, uint32_t interface)
+/*
+ * interface: 0 if the queue pair has no address. At RoCE's port, the socket is bound to the group:
+ * bound to all addresses, it would take part in sharing the queue pairs' packets.
+ */
+static int open_group(struct sw_udp *udp, const union ibv_gid *group, uint32_t interface,
+                      int is_roce)
 {
-    struct sockaddr_in6 ipv6 = {.sin6_family = AF_INET6, .sin6_port = htons(SW_GROUP_PORT)};
-    struct sockaddr_in ipv4 = {.sin_family = AF_INET, .sin_port = htons(SW_GROUP_PORT)};
+    const uint16_t port = htons(is_roce ? SW_ROCE_PORT : SW_GROUP_PORT);
+    struct sockaddr_in6 ipv6 = {.sin6_family = AF_INET6, .sin6_port = port};
+    struct sockaddr_in ipv4 = {.sin_family = AF_INET, .sin_port = port};
     const struct sockaddr *address =
         is_ipv4(group) ? (const struct sockaddr *)&ipv4 : (const struct sockaddr *)&ipv6;
+    struct in6_addr joined;
 
-    int error = sw_udp_open(udp, address, SW_UDP_SHARED | SW_UDP_IPV6_ONLY);
+    memcpy(&joined, group, sizeof(joined));
+    if (is_roce) {
+        ipv6.sin6_addr = joined;
+        ipv6.sin6_scope_id = interface;
+        memcpy(&ipv4.sin_addr, group->raw + 12, sizeof(ipv4.sin_addr));
+    }
+    int error = sw_udp_open(udp, address,
+                            SW_UDP_IPV6_ONLY | (is_roce ? SW_UDP_PORT_SHARED : SW_UDP_SHARED));
     if (error)
         return error;
-    struct in6_addr joined;
-    memcpy(&joined, group, sizeof(joined));
     error = sw_udp_join(udp, &joined, interface);
     if (error)
         sw_udp_close(udp);
@@ -429,7 +459,8 @@ static int attach(struct sw_datagrams *datagrams, const union ibv_gid *group)
     attachment = count < SW_MOST_GROUPS ? calloc(1, sizeof(*attachment)) : NULL;
     if (!attachment)
         return ENOMEM;
-    int error = open_group(&attachment->udp, group, interface_of(datagrams->pair));
+    int error = open_group(&attachment->udp, group, interface_of(datagrams->pair),
+                           is_on_roce(datagrams->pair));
     if (!error) {
         attachment->watch.ready = group_ready;
         error = sw_watch(&attachment->watch, attachment->udp.fd, EPOLLIN);
@@ -517,12 +548,21 @@ const struct sw_transport sw_datagram_transport = {
 
 static int join_port(struct sw_queue_pair *pair)
 {
-    return sw_roce_port_join(&pair->ibv.qp_num);
+    struct sw_datagrams *datagrams = begin(pair);
+    int error = datagrams ? sw_roce_port_join(&pair->ibv.qp_num) : ENOMEM;
+
+    if (error)
+        free(datagrams);
+    else
+        pair->datagrams = datagrams;
+    return error;
 }
 
 static void leave_port(struct sw_queue_pair *pair)
 {
-    (void)pair;
+    if (!pair->datagrams)
+        return;
+    end(pair);
     sw_roce_port_leave();
 }
 
