@@ -84,10 +84,10 @@ class Wire:
         return (*IN_SPACE, "bash", "-c", f"{script}; exec cat <&3")
 
     def run(self, script: str) -> None:
-        """Run lines of a script at rxe's end."""
-        for line in script.format(interface=self.interface).strip().splitlines():
-            done = _run(*map(str, self.rxe("sh", "-c", f"{line} && echo done")))
-            assert done.stdout.endswith("done\n"), (line, done)
+        """Run a script at rxe's end."""
+        words = self.rxe("sh", "-ec", script.format(interface=self.interface) + "\necho done")
+        done = _run(*map(str, words))
+        assert done.stdout.endswith("done\n"), done
 
     @contextmanager
     def damaged(self) -> Iterator[None]:
@@ -124,6 +124,7 @@ def wire() -> Iterator[Wire]:
         _run("ip", "netns", "add", SPACE)
         _run("ip", "-n", SPACE, "link", "set", "lo", "up")
         with _over_tap() if is_remote else _over_veth() as made:
+            _know_each_other(made)
             yield made
     finally:
         _forget()
@@ -180,6 +181,16 @@ def _over_tap() -> Iterator[Wire]:
     finally:
         guest.terminate()
         guest.communicate()
+
+
+def _know_each_other(made: Wire) -> None:
+    """Without ARP, whose packets damage would change, too: a host then has a wrong address."""
+    where = f"/sys/class/net/{made.interface}/address"
+    theirs = _run(*map(str, made.rxe("cat", where))).stdout.strip()
+    ours = _run(*IN_SPACE, "cat", "/sys/class/net/wire-own/address").stdout.strip()
+    neighbour = "ip neighbour replace {} lladdr {} dev {} nud permanent"
+    _run(*IN_SPACE, *neighbour.format(RXE_ADDRESS, theirs, "wire-own").split())
+    made.run(neighbour.format(OUR_ADDRESS, ours, made.interface))
 
 
 def _forget() -> None:

@@ -75,6 +75,7 @@ by_multiplication(uint32_t crc, const uint8_t *at, size_t size)
         blocks[i] = load(at + 16 * i);
     blocks[0] = _mm_xor_si128(blocks[0], _mm_cvtsi32_si128((int)crc));
     for (at += 64, size -= 64; size >= 64; at += 64, size -= 64)
+#pragma GCC unroll 4 /* so that the blocks are in registers */
         for (int i = 0; i < 4; i++)
             blocks[i] = fold(blocks[i], by_four, load(at + 16 * i));
     __m128i one = blocks[0];
