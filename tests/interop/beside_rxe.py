@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,8 @@ from tests.interop.programs import AS_ORDINARY_USER, PACKAGES, for_everyone
 from tests.unit.sources import ROOT
 
 SPACE = "aiordma-roce"
-IN_SPACE = ("ip", "netns", "exec", SPACE)
+IN_SPACE = ("nice", "-n", "-10", "ip", "netns", "exec", SPACE)
+"""First of all programs: those of libibverbs give up when no answer comes for half a second."""
 RXE = "rxe_wire"
 RXE_ADDRESS, OUR_ADDRESS = "10.9.7.1", "10.9.7.2"
 SHELL_PORT = 7000
@@ -102,11 +103,16 @@ class Wire:
         while f":{port}" not in (await anyio.run_process(command)).stdout.decode():
             await anyio.sleep(0.1)
 
-    async def has_claimed(self, port: int) -> None:
-        """Wait until a program on our device has its port, a socket. It listens right after."""
-        command = (*IN_SPACE, "ss", "-Huln", f"sport = :{port}")
-        while not (await anyio.run_process(command)).stdout:
+    async def has_socket(self, end: "End", kind: str, port: int) -> None:
+        """Wait until a program of that end has a port: with a listening TCP socket, "t", or with a
+        UDP socket, "u", by which our device claims a port of the connection manager."""
+        command = [*map(str, end("ss", f"-Hln{kind}", f"sport = :{port}"))]
+        while f":{port}" not in (await anyio.run_process(command)).stdout.decode():
             await anyio.sleep(0.1)
+
+
+End = Callable[..., tuple[str | int, ...]]
+"""Wire.ours or Wire.rxe."""
 
 
 @contextmanager

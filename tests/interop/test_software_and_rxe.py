@@ -35,16 +35,15 @@ def running(*words: str | int) -> AbstractAsyncContextManager[Program]:
 async def play(wire: Wire, *words: str | int, index: str, we_serve: bool) -> tuple[str, str]:
     """Run a program as both ends; index: its option for the local address's index in the table,
     which is 1 on both: rxe has a link-local one before it, our device 127.0.0.1."""
-    rest = (*words[1:], index, 1, "-p", free_port())
-    rxe = (words[0], "-d", RXE, *rest)
-    ours = (words[0], "-d", "software_roce", *rest)
-    if we_serve:
-        server, client = wire.ours(*ours), wire.rxe(*rxe, OUR_ADDRESS)
-    else:
-        server, client = wire.rxe(*rxe), wire.ours(*ours, RXE_ADDRESS)
-    async with running(*server) as first:
-        await first.has_written("local address" if index == "-g" else "Waiting for client")
-        async with running(*client) as second:
+    port = free_port()
+    program, *options = words
+    rest = (*options, index, 1, "-p", port)
+    ours, rxe = (wire.ours, "software_roce"), (wire.rxe, RXE)
+    (serve, here), (connect, there) = (ours, rxe) if we_serve else (rxe, ours)
+    async with running(*serve(program, "-d", here, *rest)) as first:
+        await wire.has_socket(serve, "t", port)
+        address = OUR_ADDRESS if we_serve else RXE_ADDRESS
+        async with running(*connect(program, "-d", there, *rest, address)) as second:
             pass
     return first.output, second.output
 
@@ -88,7 +87,7 @@ async def play_managed(wire: Wire, server: str, client: str, we_serve: bool) -> 
     port = UDADDYS_PORT if server.startswith("udaddy") else free_port()
     options = () if port == UDADDYS_PORT else ("-p", port)
     async with running(*first(*server.split(), address, *options)) as one:
-        await (wire.has_claimed(port) if we_serve else wire.rxe_listens(port))
+        await (wire.has_socket(first, "u", port) if we_serve else wire.rxe_listens(port))
         async with running(*second(*client.split(), address, *options)) as two:
             pass
     return one.output, two.output
@@ -124,12 +123,12 @@ async def test_perftest_by_the_manager(two_hosts: Wire, program: str, we_serve: 
 
 @both_ways
 async def test_groups(two_hosts: Wire, we_serve: bool) -> None:
-    ours = two_hosts.ours("mckey", "-m", GROUP, "-C", 10, "-b", OUR_ADDRESS)
-    rxe = two_hosts.rxe("mckey", "-m", GROUP, "-C", 10, "-b", RXE_ADDRESS)
-    receiver, sender = (ours, rxe) if we_serve else (rxe, ours)
-    async with running(*receiver) as first:
+    words = ("mckey", "-m", GROUP, "-C", 10, "-b")
+    ours, rxe = (two_hosts.ours, OUR_ADDRESS), (two_hosts.rxe, RXE_ADDRESS)
+    (receive, here), (send, there) = (ours, rxe) if we_serve else (rxe, ours)
+    async with running(*receive(*words, here)) as first:
         await first.has_written("joined dgid")
-        async with running(*sender, "-s") as second:
+        async with running(*send(*words, there, "-s")) as second:
             pass
     for program in (first, second):
         assert "return status 0" in program.output
@@ -142,10 +141,11 @@ async def test_connection_manager_on_a_damaged_wire(two_hosts: Wire, we_serve: b
     serve, connect = (
         (two_hosts.ours, two_hosts.rxe) if we_serve else (two_hosts.rxe, two_hosts.ours)
     )
-    words = ("-v", "-C", 200, "-a", OUR_ADDRESS if we_serve else RXE_ADDRESS, "-p", free_port())
+    port = free_port()
+    words = ("-v", "-C", 200, "-a", OUR_ADDRESS if we_serve else RXE_ADDRESS, "-p", port)
     async with AsyncExitStack() as ends:
         server = await ends.enter_async_context(running(*serve("rping", "-s", *words)))
-        await (two_hosts.has_claimed if we_serve else two_hosts.rxe_listens)(int(words[-1]))
+        await (two_hosts.has_socket(serve, "u", port) if we_serve else two_hosts.rxe_listens(port))
         with two_hosts.damaged():
             client = await ends.enter_async_context(running(*connect("rping", "-c", *words)))
             await client.has_written("ping data", 3)
