@@ -39,7 +39,7 @@ static struct {
     struct sw_member member;    /* the socket, which can be lent to the program's thread */
     int merit;                  /* recent bursts that made completions for one channel */
     struct sw_progress *served; /* of the queue pairs of this burst; NULL: of none, or of several */
-    int is_mixed;
+    int is_mixed, has_requests;
     struct sw_udp udp;
     struct sw_claim own; /* packets that other processes pass on; not in a simulation */
     uint32_t slot;
@@ -163,12 +163,15 @@ static void arrived(const struct sw_udp_route *route, uint8_t *bytes, size_t siz
     struct sw_progress *progress = sw_progress_of(&pair->ibv);
     port.is_mixed |= !progress || (port.served && port.served != progress);
     port.served = progress;
+    port.has_requests |=
+        packet.opcode < SW_RC_READ_RESPONSE_FIRST || packet.opcode > SW_RC_ATOMIC_ACKNOWLEDGE;
     pair->transport->arrived(pair, route, &packet, size);
 }
 
 /*
  * If the packets make completions for one channel, its thread serves the socket, because it has to
- * wake for them in any case (progress.c, and connected.c for streams).
+ * wake for them in any case (progress.c, and connected.c for streams). Requests of the peer that make
+ * none are the engine's. Acknowledgements say nothing: each message that is sent has one.
  */
 static void judge(int has_completed)
 {
@@ -176,7 +179,7 @@ static void judge(int has_completed)
         port.merit += port.merit < MOST_MERIT;
         if (port.merit == MOST_MERIT && port.member.progress != port.served)
             sw_progress_join(port.served, &port.member);
-    } else if ((port.merit -= DEMERIT) <= 0) {
+    } else if (port.has_requests && (port.merit -= DEMERIT) <= 0) {
         port.merit = 0;
         sw_progress_leave(&port.member);
     }
@@ -191,7 +194,7 @@ static void ready(struct sw_watch *watch, uint32_t events)
 
     (void)watch, (void)events;
     port.served = NULL;
-    port.is_mixed = 0;
+    port.is_mixed = port.has_requests = 0;
     for (int i = 0; i < BURST && port.users && !sw_turn_is_over(); i++) {
         ssize_t size = sw_udp_receive(&port.udp, bytes, sizeof(bytes), &route, &each);
         if (size < 0 && errno == EAGAIN)
