@@ -286,9 +286,9 @@ class Once:
 
     __slots__ = ("_is_set", "_loop", "_waiters")
 
-    def __init__(self, loop: EventLoop) -> None:
+    def __init__(self, loop: EventLoop, *, is_set: bool = False) -> None:
         self._loop = loop
-        self._is_set = False
+        self._is_set = is_set
         self._waiters: list[Waiter] = []
 
     def set(self) -> None:

@@ -57,8 +57,8 @@ class Owner(Protocol):
         """Its name in messages."""
 
     def _closing(self) -> Exception:
-        """Note that the program has closed it. Return a new error: the cause of its end, if it has
-        no other."""
+        """Note that the program has closed it. Return the cause of its end, or, if it has none yet,
+        a new error for it."""
 
     def _flush(self) -> None:
         """Begin to end. Call `Teardown.destroy` as soon as nothing is left to flush; if
@@ -104,6 +104,8 @@ class Teardown:
     __slots__ = (
         "__weakref__",
         "_above",
+        "_closed",
+        "_ended",
         "_is_releasing",
         "_leaks_for",
         "_loop",
@@ -111,8 +113,6 @@ class Teardown:
         "_reactor",
         "_timers",
         "cause",
-        "closed",
-        "ended",
         "has_ended",
         "hub",
         "is_closing",
@@ -146,10 +146,6 @@ class Teardown:
         """The line of the program that opened it; "" if it is not known."""
         self.has_ended: bool = False
         """Whether the device has nothing of it any more, and every request has completed."""
-        self.ended: Once = Once(loop)
-        """Set with `has_ended`."""
-        self.closed: Once = Once(loop)
-        """Set in the phase CLOSED."""
         self.on_ended: list[Callable[[], object]] = []
         """Called when `ended` is set, once."""
         self.on_closed: list[Callable[[], object]] = []
@@ -157,6 +153,8 @@ class Teardown:
         self.refusal: Exception | None = None
         """Why it has leaked. It is stored: raise only `detached` copies."""
         self._above: weakref.ReferenceType[Above] | None = None
+        self._ended: Once | None = None
+        self._closed: Once | None = None
         self._owner = owner
         self._reactor = reactor
         self._loop: EventLoop = loop
@@ -179,6 +177,22 @@ class Teardown:
         """Whether this process is a forked child of the process that made the object."""
         return self.process != here.pid
 
+    @property
+    def ended(self) -> Once:
+        """Set with `has_ended`. Most objects end before a task waits for it."""
+        if self._ended is None:
+            self._ended = Once(self._loop, is_set=self.has_ended)
+        return self._ended
+
+    @property
+    def closed(self) -> Once:
+        """Set in the phase CLOSED. In a forked child, the object belongs to the parent process, and
+        there is nothing to wait for."""
+        if self._closed is None:
+            is_set = self.phase is Phase.CLOSED or self.process != here.pid
+            self._closed = Once(self._loop, is_set=is_set)
+        return self._closed
+
     # -- timers -----------------------------------------------------------------------------------
 
     def set_timer(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
@@ -191,6 +205,10 @@ class Teardown:
             self.step(callback)
             return
         self._timers[name] = self._loop.call_later(seconds, lambda: self.step(callback))
+
+    def hold_timer(self, name: str, timer: Timer) -> None:
+        """Cancel the owner's timer together with the others. There is none of that name yet."""
+        self._timers[name] = timer
 
     def cancel_timers(self) -> None:
         """Cancel all timers. A loop that ends would wait for them."""
@@ -221,6 +239,8 @@ class Teardown:
             self.cause = detached(cause)
         if self.phase is Phase.OPEN:
             self.phase = Phase.FLUSHING
+            if self._timers:
+                self.cancel_timers()
             self.step(self._owner._flush)
 
     def destroy(self) -> None:
@@ -230,7 +250,8 @@ class Teardown:
         if self._leaks_for is not None:
             self._break(self._leaks_for)
         else:
-            self.cancel_timers()
+            if self._timers:
+                self.cancel_timers()
             self.phase = Phase.DESTROYING
             self._reactor.destroy(self._owner._destroy, self._destroyed)
 
@@ -252,7 +273,8 @@ class Teardown:
 
     def _set_ended(self) -> None:
         self.has_ended = True
-        self.ended.set()
+        if self._ended is not None:
+            self._ended.set()
         while self.on_ended:
             self.on_ended.pop(0)()
 
@@ -265,7 +287,7 @@ class Teardown:
     def _close(self, is_hurried: bool) -> None:
         self.is_closing = True
         if self.process != here.pid:
-            self.closed.set()  # its resources belong to the parent process
+            self._set_closed()  # its resources belong to the parent process
             return
         self.is_hurried |= is_hurried
         if self.phase is Phase.FLUSHING and is_hurried:
@@ -274,7 +296,7 @@ class Teardown:
         if self.cause is None:
             self.cause = cause
         self.end(cause)
-        if self.has_ended:
+        if self.has_ended and not self._is_releasing:
             self.step(self._release)
 
     def _release(self) -> None:
@@ -296,7 +318,11 @@ class Teardown:
         self.phase = Phase.CLOSED
         self._owner._released()
         self._reactor.leave(self)
-        self.closed.set()
+        self._set_closed()
+
+    def _set_closed(self) -> None:
+        if self._closed is not None:
+            self._closed.set()
 
     # -- the rule ---------------------------------------------------------------------------------
 
@@ -327,8 +353,9 @@ class Teardown:
                 self.on_closed.pop(0)()
         finally:
             self.has_ended = True
-            self.ended.set()
-            self.closed.set()
+            if self._ended is not None:
+                self._ended.set()
+            self._set_closed()
 
     # -- closing from outside -------------------------------------------------------------------
 
@@ -339,13 +366,14 @@ class Teardown:
             EventLoopError: as in `Reactor.require_here`.
             Exception: why the object has leaked.
         """
+        was_closed = self.phase is Phase.CLOSED
         if self.process != here.pid:
             self.close()
-        elif self.phase is not Phase.CLOSED:
+        elif not was_closed:
             if not self._loop.is_running_here():
                 self._reactor.require_here(self._owner, self.close)
             self._close(is_hurried=True)
-            if not self.closed.is_set():
+            if self.phase is not Phase.CLOSED:
                 await outwait(self.closed)
             elif self._loop.asyncio_loop is None:
                 await self._loop.checkpoint()  # trio's rule
