@@ -12,10 +12,10 @@ from aiordma._base.enums import QueuePairAttribute as Attribute
 
 __all__ = (
     "ENDS_A_REQUEST",
+    "NEXT_STATES",
     "ConnectionState",
     "allowed_attributes",
     "check_transition",
-    "next_state",
 )
 
 _S = QueuePairState
@@ -155,38 +155,32 @@ class ConnectionState(Enum):
 _C = ConnectionState
 _E = CmEventType
 
-_EVENTS: dict[tuple[ConnectionState, CmEventType], ConnectionState] = {
+NEXT_STATES: dict[tuple[ConnectionState, CmEventType], ConnectionState] = {
     (_C.RESOLVING_ADDRESS, _E.ADDR_RESOLVED): _C.RESOLVING_ROUTE,
     (_C.RESOLVING_ADDRESS, _E.ADDR_ERROR): _C.BROKEN,
+    (_C.RESOLVING_ADDRESS, _E.DEVICE_REMOVAL): _C.BROKEN,
     (_C.RESOLVING_ROUTE, _E.ROUTE_RESOLVED): _C.CONNECTING,
     (_C.RESOLVING_ROUTE, _E.ROUTE_ERROR): _C.BROKEN,
+    (_C.RESOLVING_ROUTE, _E.DEVICE_REMOVAL): _C.BROKEN,
     (_C.CONNECTING, _E.ESTABLISHED): _C.ESTABLISHED,
     (_C.CONNECTING, _E.CONNECT_ERROR): _C.BROKEN,
     (_C.CONNECTING, _E.UNREACHABLE): _C.BROKEN,
     (_C.CONNECTING, _E.REJECTED): _C.BROKEN,
     (_C.CONNECTING, _E.DISCONNECTED): _C.DISCONNECTED,
+    (_C.CONNECTING, _E.DEVICE_REMOVAL): _C.BROKEN,
     (_C.ACCEPTING, _E.ESTABLISHED): _C.ESTABLISHED,
     (_C.ACCEPTING, _E.CONNECT_ERROR): _C.BROKEN,
     (_C.ACCEPTING, _E.UNREACHABLE): _C.BROKEN,
     (_C.ACCEPTING, _E.REJECTED): _C.BROKEN,
     (_C.ACCEPTING, _E.DISCONNECTED): _C.DISCONNECTED,
+    (_C.ACCEPTING, _E.DEVICE_REMOVAL): _C.BROKEN,
     (_C.ESTABLISHED, _E.DISCONNECTED): _C.DISCONNECTED,
+    (_C.ESTABLISHED, _E.DEVICE_REMOVAL): _C.BROKEN,
 }
+"""The state after a CM event. Other events have no effect; ADDR_CHANGE and TIMEWAIT_EXIT have none
+in any state."""
 
 ENDS_A_REQUEST = frozenset(
     {_E.DISCONNECTED, _E.UNREACHABLE, _E.CONNECT_ERROR, _E.REJECTED, _E.DEVICE_REMOVAL}
 )
 """Events which mean that a peer no longer waits for its connection request to be accepted."""
-
-_ENDED = (_C.DISCONNECTED, _C.BROKEN, _C.CLOSED)
-
-
-def next_state(state: ConnectionState, event: CmEventType) -> ConnectionState:
-    """Return the state after a CM event; the same state if the event has no effect in it.
-
-    DEVICE_REMOVAL breaks every connection that has not ended. ADDR_CHANGE and TIMEWAIT_EXIT change
-    nothing.
-    """
-    if event is _E.DEVICE_REMOVAL and state not in _ENDED:
-        return _C.BROKEN
-    return _EVENTS.get((state, event), state)

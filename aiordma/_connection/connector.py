@@ -465,7 +465,7 @@ class Attempt:
         """Send the connection request.
 
         A driver may connect its TCP stream during the call (siw does), which can take as long as
-        TCP's time limits: it then runs in a worker, and its return ends `endpoint.awaits_answer`.
+        TCP's time limits: it then runs in a worker, and its return ends `handshake.awaits_answer`.
         The identifier is not destroyed before.
         """
         self._has_asked = True
@@ -508,7 +508,7 @@ class Attempt:
         is_withdrawn = not isinstance(error, Exception)  # after a time limit, nobody waits for it
         if above is not None and is_withdrawn and self._may_be_accepted(endpoint):
             above._end_soon()
-        elif endpoint.awaits_answer:
+        elif endpoint.handshake.awaits_answer:
             endpoint.close()  # in the background: the driver waits for the peer's answer
         else:
             await endpoint.aclose()

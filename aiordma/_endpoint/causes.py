@@ -22,7 +22,16 @@ from aiordma._base.states import ConnectionState
 from aiordma._endpoint.pair import Pair
 from aiordma.verbs.identifier import Event
 
-__all__ = ("Follows", "Seen", "What", "device_error", "event_cause", "ruling", "silence_error")
+__all__ = (
+    "Evidence",
+    "Follows",
+    "Seen",
+    "What",
+    "device_error",
+    "event_cause",
+    "ruling",
+    "silence_error",
+)
 
 
 class What(Enum):
@@ -81,6 +90,19 @@ def ruling(what: What, state: ConnectionState) -> Ruling:
         state: the connection's state before it.
     """
     return _ALWAYS.get(what) or _TABLE.get((what, state)) or Ruling(Follows.NOTHING)
+
+
+class Evidence:
+    """What a connection keeps of what it has seen, besides the cause of its end."""
+
+    flush: Exception | None = None
+    """The error of a flush that was seen before its cause was known."""
+
+    is_assumed: bool = False
+    """Whether a failed completion replaces the cause."""
+
+    polls_events: bool = False
+    """Whether it takes CM events now, to explain a flush."""
 
 
 class Seen(Protocol):

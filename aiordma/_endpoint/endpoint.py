@@ -32,7 +32,15 @@ from aiordma._base.socket_address import SocketAddress, address_text, unpack_add
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
 from aiordma._base.system import system
 from aiordma._base.time_limit import TimeLimit
-from aiordma._endpoint.causes import Follows, What, device_error, event_cause, ruling, silence_error
+from aiordma._endpoint.causes import (
+    Evidence,
+    Follows,
+    What,
+    device_error,
+    event_cause,
+    ruling,
+    silence_error,
+)
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.handshake import IN_PROGRESS, Handshake
 from aiordma._endpoint.keepalive import KEEPALIVE
@@ -48,12 +56,12 @@ from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor
 from aiordma._runtime.teardown import Phase, Teardown
 from aiordma._runtime.unmanaged_identifier import Unmanaged
-from aiordma.verbs import Capacity, MemoryWindow, RawSharedReceiveQueue
+from aiordma.verbs import Capacity, RawSharedReceiveQueue
 from aiordma.verbs.async_event import QUEUE_PAIR_ERRORS
 from aiordma.verbs.identifier import Event, Identifier
 from aiordma.verbs.memory import retire_all
 
-__all__ = ("Endpoint", "SharedReceives", "Window")
+__all__ = ("Endpoint", "SharedReceives")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -64,24 +72,12 @@ POLL_SECONDS = 0.0001
 """How old the state may be that `Endpoint.poll` leaves. A pool of connections asks all that are
 idle at each request."""
 
-_LINGER, _CAUSE, _FLUSHED = "linger", "cause", "flushed"
+_LINGER, _CAUSE, _FLUSHED, _WATCH = "linger", "cause", "flushed", "watch"
 """The names of an endpoint's timers."""
 
 _FLUSH = int(Status.WR_FLUSH_ERR)
 _ENDS_OF_HANDSHAKE = frozenset({CmEventType.ESTABLISHED, *ENDS_A_REQUEST})
 _ENDED = (ConnectionState.DISCONNECTED, ConnectionState.BROKEN, ConnectionState.CLOSED)
-
-
-class Window(Protocol):
-    """A memory window of the queue pair."""
-
-    _window: MemoryWindow
-
-    def _free(self) -> None:
-        """Free the device's object, in any thread."""
-
-    def _freed(self) -> None:
-        """Release the bound memory, on the loop's thread, after `_free`."""
 
 
 class SharedReceives(Protocol):
@@ -151,24 +147,14 @@ class Endpoint:
         )
         self.peer_address: SocketAddress | None = identifier.peer_address
         """None if there is no single peer, or it is not known."""
-        self.peer_text: str | None = (
-            None if self.peer_address is None else address_text(self.peer_address)
-        )
-        """The same for messages."""
-        self._local: bytes = identifier._local()
+        self._local: bytes | None = None
+        """This side's address as C has it, once the identifier is being destroyed."""
         self.pair: Pair = Pair(hub, options)
         self.work: Work = Work(self, options, self.memory.domain)
         self.shared_receive: SharedReceives | None = None
-        self.windows: dict[int, Window] = {}
-        """Until a call has freed them: in the phase DESTROYING, perhaps in a thread."""
         self.calls: Calls = Calls(self.loop, blocks=reactor.blocks)
         """Calls that use the queue pair or the identifier, and delay their destruction."""
-        self.awaits_answer: bool = False
-        """Between `driver_waits` and `driver_returned`."""
-        self._is_assumed = self._polls_events = False
-        self._flushed: Exception | None = None
-        """A flush that was seen before its cause was known."""
-        self._watch: PeerWatch | None = None
+        self.evidence: Evidence = Evidence()
         self.teardown: Teardown = Teardown(reactor, self, hub)
         hub.counters.add(self.work)
 
@@ -178,7 +164,12 @@ class Endpoint:
     @property
     def local_address(self) -> SocketAddress | None:
         """This side's address, if it has one."""
-        return unpack_address(self._local)
+        return unpack_address(self._local or self.identifier._local())
+
+    @property
+    def peer_text(self) -> str | None:
+        """The peer's address for messages; None as of `peer_address`."""
+        return None if self.peer_address is None else address_text(self.peer_address)
 
     @property
     def capacity(self) -> Capacity:
@@ -286,7 +277,7 @@ class Endpoint:
     @property
     def is_sound(self) -> bool:
         """Whether no request has failed."""
-        return self.teardown.cause is None and self._flushed is None
+        return self.teardown.cause is None and self.evidence.flush is None
 
     def _update_port(self) -> None:
         port, service, state = self.work.port, self.pair.service, self.handshake.state
@@ -381,11 +372,11 @@ class Endpoint:
         if self.teardown.cause is None and self.hub.is_iwarp and not self.loop.has_ended:
             # An iWARP device flushes when the peer closes, and the CM event may be pending. (On
             # RoCE the order says who has failed: see _handle_event.)
-            self._polls_events = True
+            self.evidence.polls_events = True
             try:
                 self.reactor.poll_events()
             finally:
-                self._polls_events = False
+                self.evidence.polls_events = False
         cause = self.teardown.cause
         is_pooled = self.shared_receive is None and self.work.port.has_pooled_receives
         if cause is not None and request.is_receive and is_pooled:
@@ -476,13 +467,13 @@ class Endpoint:
     def driver_waits(self) -> None:
         """Do not disconnect or destroy the identifier before `driver_returned`: the driver's calls
         wait for the peer's answer (Linux's iw_cm, up to 10 s on siw)."""
-        self.awaits_answer = True
+        self.handshake.awaits_answer = True
         self.calls.begin()
 
     def driver_returned(self) -> None:
         """End what `driver_waits` began: the peer has answered, or will not. Idempotent."""
-        if self.awaits_answer:
-            self.awaits_answer = False
+        if self.handshake.awaits_answer:
+            self.handshake.awaits_answer = False
             if self.teardown.phase is Phase.FLUSHING:
                 self._disconnect()
             self.calls.end()
@@ -493,28 +484,28 @@ class Endpoint:
         return partial(self.teardown.step, self._handle_event)
 
     def _handle_event(self, event: Event) -> None:
-        before, draining = self.handshake.state, self.hub.poller.draining
-        if before is ConnectionState.ESTABLISHED and draining and not self._polls_events:
+        handshake, draining, evidence = self.handshake, self.hub.poller.draining, self.evidence
+        before = handshake.state
+        if before is ConnectionState.ESTABLISHED and draining and not evidence.polls_events:
             # Another endpoint took the event during a drain. Handle it after the completions of
             # this drain, because one of them may have a more precise cause.
             self.loop.call_later(0, lambda: self.handle_event(event))
             return
-        if self.awaits_answer and event.type in _ENDS_OF_HANDSHAKE:
+        if handshake.awaits_answer and event.type in _ENDS_OF_HANDSHAKE:
             self.driver_returned()
         if event.type is CmEventType.DISCONNECTED and not self.hub.is_iwarp:
             self.hub.drain()  # see below: what was flushed before
-        self.handshake.feed(event)
-        if self.handshake.state is before:
+        handshake.feed(event)
+        if handshake.state is before:
             return
-        if self.handshake.state is ConnectionState.ESTABLISHED:
-            self._local = self.identifier._local()  # TCP may have chosen the port
+        if handshake.state is ConnectionState.ESTABLISHED:
             self._update_port()
-        elif self.handshake.state in _ENDED:
+        elif handshake.state in _ENDED:
             what, error = event_cause(self, event)
-            if what is What.DISCONNECTED and self._flushed is not None and not self.hub.is_iwarp:
+            if what is What.DISCONNECTED and evidence.flush is not None and not self.hub.is_iwarp:
                 # On RoCE, a queue pair that is flushed before the peer disconnects has failed
                 # itself: it has refused a request of the peer's.
-                what, error = What.REPORTED, self._flushed
+                what, error = What.REPORTED, evidence.flush
             self._saw(what, error, before=before)
 
     def _saw(
@@ -534,7 +525,7 @@ class Endpoint:
         if follows is Follows.EXPLAINING:
             self._await_explanation(error)
             return
-        replaces = self._is_assumed and what is What.FAILED
+        replaces = self.evidence.is_assumed and what is What.FAILED
         if self.teardown.cause is None or replaces:
             if what is not What.DISCONNECTED and (replaces or state not in _ENDED):
                 self.handshake.state = ConnectionState.BROKEN
@@ -543,7 +534,7 @@ class Endpoint:
                 logger.warning("%s", error, extra=self.log_fields)
             # That of an event is of nobody else; another one may be raised.
             self.teardown.cause = error if is_assumed else detached(error)
-            self._is_assumed = is_assumed
+            self.evidence.is_assumed = is_assumed
             self._update_port()
         self.handshake.wake()
         if not is_assumed:
@@ -554,7 +545,7 @@ class Endpoint:
         # flush, the failure can still follow in that drain.)
         self.hub.drain()
         if not (self.hub.poller.draining or self.hub.poller.more):
-            self._is_assumed = False
+            self.evidence.is_assumed = False
         lingers = follows is Follows.LINGERING and not self.hub.is_iwarp
         if lingers and self.work.sends.is_in_use:
             # The acknowledgement of a send can arrive after the CM's message: do not flush it now.
@@ -572,7 +563,7 @@ class Endpoint:
                 self.fail(error)
 
         if not self.teardown.has_timer(_CAUSE):
-            self._flushed = error
+            self.evidence.flush = error
             events = self.reactor.after_events
             self.teardown.set_timer(_CAUSE, FLUSH_CAUSE_SECONDS, lambda: events(fail))
 
@@ -612,7 +603,7 @@ class Endpoint:
             if ours and peer:
                 silence = (ours, peer), self.pair.peer_timeout
         if keepalive is not None or silence is not None:
-            self._watch = PeerWatch(
+            watch = PeerWatch(
                 self.loop,
                 self.work.sends,
                 self.work.requests,
@@ -621,13 +612,14 @@ class Endpoint:
                 silence=silence,
                 on_silence=lambda: self.fail(silence_error(self)),
             )
+            self.teardown.hold_timer(_WATCH, watch)
 
     # -- the end (Owner) ------------------------------------------------------------------------
 
     def _closing(self) -> Exception:
         self.handshake.state = ConnectionState.CLOSED
         self.handshake.wake()
-        return ClosedError(f"this side closed {self.name}")
+        return self.teardown.cause or ClosedError(f"this side closed {self.name}")
 
     def _flush(self) -> None:
         """Move the queue pair to the error state, and fail the tasks that wait for a slot."""
@@ -635,10 +627,7 @@ class Endpoint:
         assert cause is not None
         self._update_port()
         self.work.port.flushed = cause
-        if self._watch is not None:
-            self._watch.stop()
-        teardown.cancel_timers()
-        if not self.awaits_answer:
+        if not self.handshake.awaits_answer:
             self._disconnect()
         if self.pair.raw is not None and (
             self.pair.service is not QueuePairType.RC or isinstance(self.identifier, Unmanaged)
@@ -684,23 +673,26 @@ class Endpoint:
         if self.pair.raw is not None:
             self.hub.forget_queue_pair(self.pair.number)
         self.reactor.unsubscribe(self.identifier)
+        self._local = self.identifier._local()
         self.teardown.destroy()
 
     def _destroy(self) -> None:
         try:
-            if self.windows:  # first: in rxe, destroying a queue pair waits for its bound windows
-                _call_all([window._free for window in list(self.windows.values())])
+            windows = self.pair.windows
+            if windows:  # first: in rxe, destroying a queue pair waits for its bound windows
+                _call_all([window._free for window in list(windows.values())])
             if self.pair.raw is not None:
                 self.pair.raw.close()
         finally:
             self.identifier.close()  # and with it the queue pair
 
     def _destroyed(self) -> None:
-        self.hub.drain_all()
-        if self.work.requests:
+        # Without open requests, no completion is left, except of a shared receive queue's.
+        if self.work.requests or self.shared_receive is not None:
+            self.hub.drain_all()
             fail_all(self.work.requests, self._fail_with_flush)
-        while self.windows:
-            self.windows.popitem()[1]._freed()
+        while self.pair.windows:
+            self.pair.windows.popitem()[1]._freed()
         self.hub.on_failure.discard(self.fail)
         self.hub.on_watch.discard(self.work.sends.watch)
         self.pair.free()
@@ -719,8 +711,6 @@ class Endpoint:
         if self.handshake.state not in _ENDED:
             self.handshake.state = ConnectionState.BROKEN
         self.handshake.wake()
-        if self._watch is not None:
-            self._watch.stop()
         refusal = self.teardown.refusal
         assert refusal is not None
         if self.shared_receive is not None:

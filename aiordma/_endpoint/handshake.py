@@ -1,10 +1,10 @@
 """The handshake of a connection: its state, which CM events change by a table
-(`states.next_state`), and one waiting task."""
+(`states.NEXT_STATES`), and one waiting task."""
 
 from collections.abc import Callable
 from functools import partial
 
-from aiordma._base.states import ConnectionState, next_state
+from aiordma._base.states import NEXT_STATES, ConnectionState
 from aiordma._base.time_limit import TimeLimit
 from aiordma._loop.event_loop import EventLoop, Waiter
 from aiordma.verbs.identifier import Event
@@ -19,7 +19,7 @@ class Handshake:
     """See the module. A connect begins it before the connection exists, with the state
     RESOLVING_ADDRESS."""
 
-    __slots__ = ("_loop", "_waiters", "event", "state", "was_established")
+    __slots__ = ("_loop", "_waiters", "awaits_answer", "event", "state", "was_established")
 
     def __init__(self, loop: EventLoop, state: ConnectionState) -> None:
         self.state: ConnectionState = state
@@ -27,13 +27,15 @@ class Handshake:
         """The last event that has changed the state before the connection was established."""
         self.was_established: bool = state is ConnectionState.ESTABLISHED
         """Whether the peer is, or was, connected: `Endpoint._saw` can know it without the event."""
+        self.awaits_answer: bool = False
+        """Between the endpoint's `driver_waits` and `driver_returned`."""
         self._loop = loop
         self._waiters: list[Callable[[], object]] = []
 
     def feed(self, event: Event) -> None:
         """Change the state by an event, and wake those that wait for a change."""
-        state = next_state(self.state, event.type)
-        if state is self.state:
+        state = NEXT_STATES.get((self.state, event.type))
+        if state is None:
             return
         self.state = state
         if not self.was_established:

@@ -3,6 +3,7 @@ attributes in force once it is connected."""
 
 import logging
 import math
+from typing import Protocol
 
 from aiordma._base.arguments import within_device
 from aiordma._base.connection_parameters import DEVICE_MAXIMUM
@@ -14,13 +15,14 @@ from aiordma._runtime.unmanaged_identifier import Unmanaged
 from aiordma.verbs import (
     Capacity,
     CompletionQueue,
+    MemoryWindow,
     ProtectionDomain,
     QueuePair,
     RawSharedReceiveQueue,
 )
 from aiordma.verbs.identifier import Identifier
 
-__all__ = ("Pair",)
+__all__ = ("Pair", "Window")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -34,6 +36,18 @@ _IN_FORCE = (
 
 _TCP_LEAST = 1.0
 """Seconds of a peer's silence that an iWARP device bears at least: TCP's clock is coarse."""
+
+
+class Window(Protocol):
+    """A memory window of the queue pair."""
+
+    _window: MemoryWindow
+
+    def _free(self) -> None:
+        """Free the device's object, in any thread."""
+
+    def _freed(self) -> None:
+        """Release the bound memory, on the loop's thread, after `_free`."""
 
 
 class Pair:
@@ -52,6 +66,7 @@ class Pair:
         "raw",
         "retries",
         "service",
+        "windows",
     )
 
     def __init__(self, hub: DeviceHub, options: ConnectionOptions) -> None:
@@ -64,6 +79,8 @@ class Pair:
         """The actual retry_count and ack_timeout."""
         self.has_probe_entry: bool = False
         """Whether the send queue has an entry for the probe of an idle or silent peer."""
+        self.windows: dict[int, Window] = {}
+        """Until a call has freed them: in the phase DESTROYING, perhaps in a thread."""
         self._hub = hub
         self._options = options
         self._shared: tuple[RawSharedReceiveQueue, CompletionQueue] | None = None

@@ -14,7 +14,7 @@ __all__ = ("PeerWatch",)
 
 
 class PeerWatch:
-    """Watches the peer of one connection, until `stop`.
+    """Watches the peer of one connection, until `cancel`.
 
     Args:
         loop: the connection's event loop.
@@ -47,7 +47,7 @@ class PeerWatch:
         if keepalive is not None:
             self._running.append(Keepalive(loop, keepalive, self._probe_idle))
 
-    def stop(self) -> None:
+    def cancel(self) -> None:
         """Stop watching. Idempotent."""
         for each in self._running:
             each.stop()

@@ -29,7 +29,7 @@ class BoundWindow(WindowBase):
         self._window = window
         if window.kind is MemoryWindowType.TYPE_2:
             self._pointer = int(ffi.cast("uintptr_t", window.pointer))
-        endpoint.windows[id(self)] = self
+        endpoint.pair.windows[id(self)] = self
 
     def __repr__(self) -> str:
         what = "not bound" if self._memory is None else f"of {self._memory!r}"
@@ -139,7 +139,7 @@ class BoundWindow(WindowBase):
         except VerbsCallError as error:
             self._endpoint.fail(error)  # the window may still work: its queue pair ends
             raise
-        self._endpoint.windows.pop(id(self), None)
+        self._endpoint.pair.windows.pop(id(self), None)
         self._let_go()
 
     def _free(self) -> None:

@@ -57,8 +57,8 @@ class Owner(Protocol):
         """Its name in messages."""
 
     def _closing(self) -> Exception:
-        """Note that the program has closed it. Return the cause of its end, or, if it has none yet,
-        a new error for it."""
+        """Note that the program has closed it. Return an error: the cause of its end, if it has no
+        other."""
 
     def _flush(self) -> None:
         """Begin to end. Call `Teardown.destroy` as soon as nothing is left to flush; if

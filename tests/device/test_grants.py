@@ -181,14 +181,18 @@ async def test_many_grants_leave_nothing_on_their_connection(kind: str) -> None:
         memory = memory_of(kind, server, bytearray(64))
         before = (
             len(endpoint.memory.regions),
-            len(endpoint.windows),
+            len(endpoint.pair.windows),
             len(endpoint.teardown.on_ended),
         )
         objects = kernel_objects(DEVICE)
         for _ in range(30):
             async with server.grant(memory, REMOTE) as grant:
                 await client.write(b"x", grant.remote[:1])
-        after = len(endpoint.memory.regions), len(endpoint.windows), len(endpoint.teardown.on_ended)
+        after = (
+            len(endpoint.memory.regions),
+            len(endpoint.pair.windows),
+            len(endpoint.teardown.on_ended),
+        )
         assert after == before
         assert kernel_objects(DEVICE) == objects
 
@@ -336,7 +340,7 @@ async def test_cancelling_a_grant_that_waits_for_the_send_queue_leaves_nothing()
         with anyio.move_on_after(0.05) as scope:
             await server.grant(buffer, REMOTE)
         assert scope.cancelled_caught
-        assert not endpoint_of(server).windows
+        assert not endpoint_of(server).pair.windows
         buffer.append(1)
         await client.post_recv(bytearray(64))
         await blocked

@@ -280,7 +280,7 @@ async def test_a_cancelled_bind_breaks_nothing_and_leaves_no_window() -> None:
                 window.close()
         await client.send(b"still there")
         assert await server.receive() == b"still there"
-        while endpoint_of(server).windows:  # what was cancelled is closed as its request ends
+        while endpoint_of(server).pair.windows:  # what was cancelled is closed as its request ends
             await anyio.sleep(0.01)
         region.close()
 
