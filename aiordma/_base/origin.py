@@ -19,13 +19,7 @@ _watches: list[tuple[int, list[str]]] = []
 class Place(str):
     """The file and line at which an object was opened, and its number in the order of opening."""
 
-    number: int
-
-    def __new__(cls, text: str) -> "Place":
-        """Number a new place."""
-        place = super().__new__(cls, text)
-        place.number = next(_numbers)
-        return place
+    number: int = 0
 
 
 def origin() -> Place:
@@ -35,10 +29,14 @@ def origin() -> Place:
     while True:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in _BETWEEN:
-            return Place(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            place = Place(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            break
         if package in _LOOPS or frame.f_back is None:
-            return Place("")
+            place = Place("")
+            break
         frame = frame.f_back
+    place.number = next(_numbers)
+    return place
 
 
 def with_origin(what: object, place: str) -> str:

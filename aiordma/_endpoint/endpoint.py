@@ -244,13 +244,13 @@ class Endpoint:
         pair, port = self.pair.raw, self.work.port
         assert pair is not None
         self.hub.on_queue_pair_error[self.pair.number] = self._queue_pair_failed
-        capacity = pair.capacity
+        sizes = pair._made.cap
         port.open(
             pair.key,
             self.pair.max_message,
-            capacity.max_inline_data,
-            capacity.max_send_sge,
-            capacity.max_recv_sge,
+            sizes.max_inline_data,
+            sizes.max_send_sge,
+            sizes.max_recv_sge,
             self.hub.attributes.max_sge_rd,
             self.memory.pool,
         )

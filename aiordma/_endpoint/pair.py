@@ -58,6 +58,7 @@ class Pair:
         "_hub",
         "_options",
         "_read_depth",
+        "_receives",
         "_share",
         "_shared",
         "has_probe_entry",
@@ -85,7 +86,7 @@ class Pair:
         self._options = options
         self._shared: tuple[RawSharedReceiveQueue, CompletionQueue] | None = None
         self._share: CompletionQueueShare | None = None
-        self._entries = 0
+        self._entries = self._receives = 0
         self._read_depth: int | None = None
 
     # -- creation -------------------------------------------------------------------------------
@@ -113,7 +114,8 @@ class Pair:
             value = getattr(options, name)
             if value != DEVICE_MAXIMUM:
                 within_device(value, name, 0, limit, self._hub.context.device_name)
-        entries = options.max_send_wr + (0 if shared is not None else options.receive_queue)
+        self._receives = 0 if shared is not None else options.receive_queue
+        entries = options.max_send_wr + self._receives
         if options.keepalive is not None or self._hub.leaves_silence_to_tcp:
             self.has_probe_entry = options.max_send_wr < limits.max_qp_wr and (
                 options.cqe is None or entries <= options.cqe < limits.max_cqe
@@ -133,19 +135,16 @@ class Pair:
         shared, receives = self._shared or (None, queue)
         max_sge = self._hub.attributes.max_sge
         self.max_message = self._hub.message_limit(identifier.port)
-        self.raw = identifier.create_queue_pair(
-            domain,
-            queue,
-            receives,
-            capacity=Capacity(
-                options.max_send_wr + self.has_probe_entry,
-                options.receive_queue if shared is None else 0,
-                min(options.max_send_sge, max_sge),
-                min(options.max_recv_sge + header_parts, max_sge),
-                options.max_inline_data,
-            ),
-            service=self.service,
-            shared_receive=shared,
+        capacity = Capacity(
+            options.max_send_wr + self.has_probe_entry,
+            self._receives,
+            min(options.max_send_sge, max_sge),
+            min(options.max_recv_sge + header_parts, max_sge),
+            options.max_inline_data,
+        )
+        manager = None if isinstance(identifier, Unmanaged) else identifier
+        self.raw = QueuePair(
+            *(domain, queue, receives, self.service, capacity, shared), manager=manager
         )
         self.number = self.raw.qp_num
 

@@ -152,7 +152,8 @@ class Reactor:
         Raises:
             ForkError: this process is a forked child of the process that opened the reactor.
         """
-        require_same_process(self._process, "this event loop's RDMA channel")
+        if self._process != here.pid:
+            require_same_process(self._process, "this event loop's RDMA channel")
         self.closables[closable] = None
 
     def leave(self, closable: Closable) -> None:
@@ -576,7 +577,8 @@ async def reactor_of(provider: Provider) -> Reactor:
     if reactor is None:
         async with known.opening:
             reactor = known.reactors.get(provider.name) or await _open(provider, known)
-    require_same_process(reactor._process, "this event loop's RDMA channel")
+    if reactor._process != here.pid:
+        require_same_process(reactor._process, "this event loop's RDMA channel")
     return reactor
 
 

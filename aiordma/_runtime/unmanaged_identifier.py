@@ -1,19 +1,17 @@
 """Stand-in for an identifier, for queue pairs without the connection manager."""
 
-from collections.abc import Callable
-
 from aiordma._base.errors import NoDeviceError, check_pointer
 from aiordma._base.provider import Provider
 from aiordma._base.socket_address import SocketAddress
 from aiordma._native import ffi
-from aiordma.verbs import Context, QueuePair
+from aiordma.verbs import Context
 from aiordma.verbs.device import no_such_device
 
 __all__ = ("Unmanaged", "opened_device")
 
 
 class Unmanaged:
-    """Creates a queue pair that its owner moves through the states. It has no events."""
+    """Of a queue pair that its owner moves through the states. It has no events."""
 
     peer_address: SocketAddress | None = None
     closed = True  # the device has no object of it
@@ -21,7 +19,6 @@ class Unmanaged:
     def __init__(self, port: int = 1) -> None:
         self.port = port
         self.key: int = id(self)
-        self.create_queue_pair: Callable[..., QueuePair] = QueuePair.create
 
     def __repr__(self) -> str:
         return f"<Unmanaged, of port {self.port}>"

@@ -201,6 +201,8 @@ class AddressHandle(Resource):
         """
         super().close()
 
+    _can_be_in_use = True
+
     def _require_closable(self) -> None:
         if self._in_use:
             raise BusyError(f"{self!r} is in use by posted work requests, whose queue pair exists")

@@ -435,6 +435,8 @@ class Context(Resource):
         """
         super().close()
 
+    _can_be_in_use = True
+
     def _require_closable(self) -> None:
         self._async_events._require_here()
 

@@ -366,13 +366,15 @@ class Identifier(Resource):
     @property
     def device_key(self) -> int:
         """The address of the opened device, which identifies it; 0 if no device is bound."""
-        self._require_open()
+        if self._closed or self._process != here.pid:
+            self._require_open()
         return int(ffi.cast("uintptr_t", self.pointer.verbs))
 
     @property
     def port(self) -> int:
         """The number of the device's port to which the identifier is bound."""
-        self._require_open()
+        if self._closed or self._process != here.pid:
+            self._require_open()
         return int(self.pointer.port_num)
 
     @property
@@ -422,30 +424,15 @@ class Identifier(Resource):
             call="create_queue_pair",
         )
         self._require_device("rdma_create_qp")
-        self.queue_pair = QueuePair(
+        return QueuePair(
             *(domain, send_queue, receive_queue, service, capacity, shared_receive), manager=self
         )
-        return self.queue_pair
-
-    def _create_qp(self, domain: ProtectionDomain, request: Any) -> Any:
-        result = self.provider.cm_create_qp(self.pointer, domain.pointer, request)
-        if result:
-            check_minus_one(
-                result,
-                "rdma_create_qp",
-                f"Asked for {Capacity._read(request.cap)} (of these, devices do not announce their "
-                "most for max_inline_data: try less)",
-            )
-        return self.pointer.qp
 
     def _leave_groups(self) -> None:
         groups, self._groups = self._groups, []
         for address in groups:
             with suppress(VerbsCallError):
                 self._leave(address)
-
-    def _forget_qp(self) -> None:
-        self.pointer.qp = ffi.NULL
 
     def connect(self, parameters: ConnectionParameters) -> None:
         """Send a connection request; ESTABLISHED, or an error event, follows. If librdmacm did not
@@ -465,7 +452,8 @@ class Identifier(Resource):
 
         See: man rdma_connect.
         """
-        instance(parameters, "parameters", ConnectionParameters, "connect")
+        if type(parameters) is not ConnectionParameters:
+            instance(parameters, "parameters", ConnectionParameters, "connect")
         parameters._check(self._private_data_limit(*_CONNECT), "a connection request")
         raw, _data = parameters._to_c()
         self._require_device("rdma_connect")
@@ -486,7 +474,8 @@ class Identifier(Resource):
 
         See: man rdma_accept.
         """
-        instance(parameters, "parameters", ConnectionParameters, "accept")
+        if type(parameters) is not ConnectionParameters:
+            instance(parameters, "parameters", ConnectionParameters, "accept")
         parameters._check(self._private_data_limit(*_ACCEPT), "an accept")
         raw, _data = parameters._to_c()
         self._require_device("rdma_accept", "only the identifier of a CONNECT_REQUEST can accept")
@@ -760,8 +749,10 @@ class Identifier(Resource):
     @property
     def peer_address(self) -> SocketAddress | None:
         """The peer's (host, port), once known."""
-        self._require_open()
+        if self._closed or self._process != here.pid:
+            self._require_open()
         return unpack_address(bytes(ffi.buffer(lib.aiordma_peer_address(self.pointer), 28)))
 
     def _destroy(self) -> None:
-        check_minus_one(self.provider.destroy_id(self.pointer), "rdma_destroy_id")
+        if self.provider.destroy_id(self.pointer):
+            check_minus_one(-1, "rdma_destroy_id")

@@ -475,6 +475,8 @@ class MemoryRegion(RegionBase, Resource):
         """
         super().close()
 
+    _can_be_in_use = True
+
     def _require_closable(self) -> None:
         if self._users:
             raise BusyError(self._in_use)

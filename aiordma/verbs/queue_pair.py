@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from aiordma._base.arguments import (
@@ -26,6 +27,7 @@ from aiordma._base.enums import (
 from aiordma._base.errors import (
     NotSupportedError,
     VerbsCallError,
+    check_minus_one,
     check_pointer,
     check_positive_errno,
 )
@@ -75,7 +77,7 @@ class Capacity:
         Raises:
             ValueError: a size is out of range. The text has the attribute, its value and the limit.
         """
-        device = context.query()
+        device = context._attributes or context.query()
         for name, value, limit in (
             ("max_send_wr", self.max_send_wr, device.max_qp_wr),
             ("max_recv_wr", self.max_recv_wr, device.max_qp_wr),
@@ -256,14 +258,12 @@ _memberships = reentrant_lock()
 class _Manager(Protocol):
     """The part of Identifier that its queue pair uses."""
 
-    def _create_qp(self, domain: ProtectionDomain, request: Any) -> Any:
-        """Create the queue pair, and return it."""
+    pointer: Any
+    queue_pair: "QueuePair | None"
+    _groups: list[bytes]
 
     def _leave_groups(self) -> None:
         """Leave the groups to which librdmacm attaches the queue pair."""
-
-    def _forget_qp(self) -> None:
-        """Note that the queue pair does not exist any more."""
 
 
 class QueuePair(Resource):
@@ -310,8 +310,13 @@ class QueuePair(Resource):
                 pointer = self.provider.create_qp(domain.pointer, request)
                 self.pointer: Any = check_pointer(pointer, "ibv_create_qp")
             else:
-                self.pointer = manager._create_qp(domain, request)
-            self.capacity: Capacity = Capacity._read(request.cap)
+                if self.provider.cm_create_qp(manager.pointer, domain.pointer, request):
+                    hint = "of these, devices do not announce their most for max_inline_data"
+                    asked = f"Asked for {Capacity._read(request.cap)} ({hint}: try less)"
+                    check_minus_one(-1, "rdma_create_qp", asked)
+                self.pointer = manager.pointer.qp
+                manager.queue_pair = self
+            self._made = request
             self.qp_num: int = self.pointer.qp_num
             self.key: int = int(ffi.cast("uintptr_t", self.pointer))
         except BaseException:
@@ -352,6 +357,11 @@ class QueuePair(Resource):
             domain, send_queue, receive_queue, service, capacity, shared_receive, "create"
         )
         return cls(domain, send_queue, receive_queue, service, capacity, shared_receive)
+
+    @cached_property
+    def capacity(self) -> Capacity:
+        """The actual sizes."""
+        return Capacity._read(self._made.cap)
 
     def __repr__(self) -> str:
         return (
@@ -739,10 +749,12 @@ class QueuePair(Resource):
             for group in list(self._groups):
                 with suppress(VerbsCallError):
                     self._detach(*group)
-            if manager is not None:
+            if manager is not None and manager._groups:
                 manager._leave_groups()
         # Not rdma_destroy_qp, which does not report that the driver refuses. Besides, it would
         # destroy only the completion queues that librdmacm has created, and there are none.
-        check_positive_errno(self.provider.destroy_qp(self.pointer), "ibv_destroy_qp")
+        error = self.provider.destroy_qp(self.pointer)
+        if error:
+            check_positive_errno(error, "ibv_destroy_qp")
         if manager is not None:
-            manager._forget_qp()
+            manager.pointer.qp = ffi.NULL

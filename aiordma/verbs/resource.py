@@ -70,6 +70,9 @@ class Resource:
     """Whether an event loop's thread may wait for the call that destroys the object, also if
     another thread makes it."""
 
+    _can_be_in_use = False
+    """Whether `_require_closable` can raise."""
+
     _process: int
     """The process that made the object."""
 
@@ -167,7 +170,7 @@ class Resource:
 
     def _close_once(self) -> bool:
         """Close, unless the object is being closed: return whether it is gone."""
-        if not self._closed:
+        if self._can_be_in_use and not self._closed:
             self._require_closable()
         thread, since = get_ident(), system.now()
         if self._closed:

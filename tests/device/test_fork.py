@@ -380,9 +380,9 @@ def test_synchronous_objects_are_the_parents_too() -> None:
             pass
 
 
-WITHOUT_DEVICE = {"address", "close", "domain", "kind", "length", "lkey", "view"}
-"""What a region knows, and a Context's kind, which is "software" without a query. A child's close
-leaves the parent's object alone."""
+WITHOUT_DEVICE = {"address", "capacity", "close", "domain", "kind", "length", "lkey", "view"}
+"""What a region and a queue pair know, and a Context's kind, which is "software" without a query. A
+child's close leaves the parent's object alone."""
 
 
 def each_call(made: verbs.Resource) -> list[str]:
