@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
+from functools import partial
 from threading import current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -152,11 +153,17 @@ class EventLoop(Protocol):
         """
 
 
-async def _logged(function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+async def _logged(
+    function: Callable[[], Coroutine[Any, Any, None]],
+    name: str,
+    on_end: Callable[[], object] = lambda: None,
+) -> None:
     try:
         await function()
     except Exception:
         logger.exception("%s failed", name)
+    finally:
+        on_end()
 
 
 class _Begun(Coroutine[Any, Any, None]):
@@ -249,7 +256,7 @@ class _AsyncioEventLoop(_Face):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._loop = self.asyncio_loop = loop
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[object, asyncio.Task[None]] = {}
 
     def __repr__(self) -> str:
         return f"{self._loop!r} at {id(self._loop):#x}, of thread {self._thread_name!r}"
@@ -312,13 +319,14 @@ class _AsyncioEventLoop(_Face):
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         # The loop itself has only weak references to tasks.
         # A name in the call would reach a program's task factory, which may not take one.
-        coroutine: Any = _logged(function, name)
+        key = object()
+        coroutine: Any = _logged(function, name, partial(self._tasks.pop, key, None))
         coroutine.__qualname__ = getattr(function, "__qualname__", name)
         task = self._loop.create_task(_Begun(coroutine))
         task.set_name(name)
         expect_unfinished(task)  # a program may close its loop without cancelling its tasks
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if not task.done():  # an eager factory's can be
+            self._tasks[key] = task
 
     async def outlast_tasks(self, limit: float) -> None:
         # asyncio.run cancels all tasks at once. A task that is not cancelled is none of those: it
