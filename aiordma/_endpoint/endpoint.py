@@ -50,7 +50,7 @@ from aiordma._endpoint.peer_watch import PeerWatch
 from aiordma._endpoint.work_queues import Work
 from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import Calls
-from aiordma._native import ArrivalQueue, PooledReceives
+from aiordma._native import ArrivalQueue, PooledReceives, call_at_end
 from aiordma._requests.request import WorkRequest, fail_all
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor
@@ -638,14 +638,17 @@ class Endpoint:
         if self.pair.raw is None:
             self._destroy_if_due()
             return
+        # Later, because this can run during a post, in the program's code (a finalizer, an
+        # __index__), and the post still uses the queue pair: after the drain that has seen the
+        # cause, or in the loop's next turn.
         if teardown.is_hurried:
             self._hurry()
-        else:
-            # Later, because this can run during a post, in the program's code (a finalizer, an
-            # __index__), and the post still uses the queue pair.
+        elif not call_at_end(partial(teardown.step, self._hurry)):
             teardown.set_timer(_FLUSHED, 0, self._hurry)
 
     def _hurry(self) -> None:
+        if self.teardown.phase is not Phase.FLUSHING:
+            return  # it was closed in the meantime
         self.hub.drain()  # what the device has flushed by now
         # If it was not established, there are only receives, which are not flushed.
         waits = self.work.requests and self.handshake.was_established and not self.loop.has_ended

@@ -62,7 +62,7 @@ class Owner(Protocol):
 
     def _flush(self) -> None:
         """Begin to end. Call `Teardown.destroy` as soon as nothing is left to flush; if
-        `Teardown.is_hurried` is not set, not before the loop's next turn."""
+        `Teardown.is_hurried` is not set, not in the middle of the program's code."""
 
     def _hurry(self) -> None:
         """Do at once what `_flush` has left to a timer, if it can be done: `Teardown.is_hurried` is

@@ -79,6 +79,13 @@ static PyObject *use_data_path(PyObject *module, PyObject *address)
     return Py_NewRef(address);
 }
 
+static PyObject *call_at_end(PyObject *module, PyObject *function)
+{
+    (void)module;
+    int is_called = engine_call_at_end(function);
+    return is_called < 0 ? NULL : PyBool_FromLong(is_called);
+}
+
 static PyObject *call_then_run(PyObject *module, PyObject *function)
 {
     (void)module;
@@ -121,6 +128,11 @@ static PyMethodDef functions[] = {
     {"grh_ends", engine_grh_ends, METH_O,
      "grh_ends($module, grh, /)\n--\n\n"
      "Return the GIDs of the sender and of the destination of a received datagram."},
+    {"call_at_end", call_at_end, METH_O,
+     "call_at_end($module, function, /)\n--\n\n"
+     "Call a function once the drain, or the function of `call_then_run`, that runs here has returned,\n"
+     "between the tasks that it has woken, and not in the middle of any of the program's code.\n"
+     "Return False, and do nothing, if none runs here."},
     {"call_then_run", call_then_run, METH_O,
      "call_then_run($module, function, /)\n--\n\n"
      "Call a function from the event loop, while no task runs, and then run the tasks that it has "

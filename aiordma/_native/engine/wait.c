@@ -7,7 +7,8 @@
 
 #include <structmember.h>
 
-/* Collects the waiters that are woken on this thread; NULL: they are scheduled on the loop. */
+/* Collects the waiters that are woken on this thread, and functions to be called after the drain;
+   NULL: the waiters are scheduled on the loop. */
 static _Thread_local PyObject *collecting;
 
 static PyObject *running_loop;
@@ -174,31 +175,53 @@ static int step(Waiter *waiter)
     return failed;
 }
 
+/* Call a function of engine_call_at_end. The tasks that it wakes run after it. */
+static int call_collected(PyObject *function, PyObject *list)
+{
+    collecting = list;
+    PyObject *result = PyObject_CallNoArgs(function);
+    collecting = NULL;
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
+int engine_call_at_end(PyObject *function)
+{
+    if (!collecting)
+        return 0;
+    return PyList_Append(collecting, function) ? -1 : 1;
+}
+
 int engine_run_woken(PyObject *list)
 {
-    Py_ssize_t count = PyList_GET_SIZE(list), at = 0;
+    Py_ssize_t at = 0;
     PyObject *aside = engine_put_aside(); /* an interrupt of the drain is not the tasks' */
     int failed = 0;
 
     collecting = NULL;
-    for (; at < count && failed >= 0; at++) {
-        Waiter *waiter = (Waiter *)Py_NewRef(PyList_GET_ITEM(list, at));
-        failed = step(waiter);
+    for (; at < PyList_GET_SIZE(list) && failed >= 0; at++) {
+        PyObject *each = Py_NewRef(PyList_GET_ITEM(list, at));
+        failed = Py_IS_TYPE(each, &engine_waiter_type) ? step((Waiter *)each)
+                                                       : call_collected(each, list);
         if (failed > 0)
-            failed = call_soon(waiter);
-        Py_DECREF(waiter);
+            failed = call_soon((Waiter *)each);
+        Py_DECREF(each);
     }
     /* A task was interrupted (KeyboardInterrupt ends the loop). Schedule the other tasks. */
-    if (at < count) {
+    if (at < PyList_GET_SIZE(list)) {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
-        for (; at < count; at++)
-            if (call_soon((Waiter *)PyList_GET_ITEM(list, at)))
-                engine_log("waking a task failed", PyList_GET_ITEM(list, at));
+        for (; at < PyList_GET_SIZE(list); at++) {
+            PyObject *each = Py_NewRef(PyList_GET_ITEM(list, at));
+            if (Py_IS_TYPE(each, &engine_waiter_type) ? call_soon((Waiter *)each)
+                                                      : call_collected(each, list))
+                engine_log("waking a task failed", each);
+            Py_DECREF(each);
+        }
         PyErr_Restore(type, value, trace);
     }
     engine_put_back(aside);
-    if (PyList_SetSlice(list, 0, count, NULL))
+    if (PyList_SetSlice(list, 0, PyList_GET_SIZE(list), NULL))
         return -1;
     return failed;
 }

@@ -30,6 +30,12 @@ int engine_wake(PyObject *object);
 /* Collect the waiters that are woken from now on, until engine_run_woken runs their tasks. */
 void engine_collect_woken(PyObject *list);
 int engine_run_woken(PyObject *list);
+/*
+ * Call a function once the drain, or the function of engine_call_then_run, that runs on this thread
+ * has returned, when no code of the program's is running. 1: it will be called; 0: there is none;
+ * -1: an exception.
+ */
+int engine_call_at_end(PyObject *function);
 /* Call a function while no task runs, and then run the tasks that it has woken. */
 PyObject *engine_call_then_run(PyObject *function);
 /*
