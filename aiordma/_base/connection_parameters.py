@@ -5,6 +5,7 @@ from typing import Any
 
 from aiordma._base.arguments import data as checked_data
 from aiordma._base.arguments import whole_number
+from aiordma._base.options import ConnectionOptions
 from aiordma._native import ffi
 
 __all__ = (
@@ -19,6 +20,7 @@ __all__ = (
     "ConnectionParameters",
     "Ece",
     "check_private_data",
+    "parameters_to_c",
 )
 
 # Bytes of private data in an InfiniBand REQ, REP and REJ (man rdma_connect, rdma_accept,
@@ -119,20 +121,31 @@ class ConnectionParameters:
                 whole_number(value, name, 0, most)
 
     def _to_c(self) -> tuple[Any, Any]:
-        """Return a struct rdma_conn_param and the private data that it points to. The caller keeps
-        both alive."""
-        raw = ffi.new("struct rdma_conn_param *")
-        data = ffi.new("uint8_t[]", bytes(self.private_data) or b"\0")
-        raw.private_data = data if self.private_data else ffi.NULL
-        raw.private_data_len = len(self.private_data)
-        raw.responder_resources = self.responder_resources
-        raw.initiator_depth = self.initiator_depth
+        """Return the same as `parameters_to_c`."""
+        raw, data = parameters_to_c(self, self.private_data)
         raw.flow_control = self.flow_control
-        raw.retry_count = self.retry_count
-        raw.rnr_retry_count = self.rnr_retry_count
         raw.srq = self.shared_receive
         raw.qp_num = self.qp_num
         return raw, data
+
+
+def parameters_to_c(
+    offered: ConnectionParameters | ConnectionOptions, private_data: bytes
+) -> tuple[Any, Any]:
+    """Return a struct rdma_conn_param, and the private data that it points to, which the caller
+    keeps alive. The values are checked already."""
+    raw = ffi.new("struct rdma_conn_param *")
+    data = ffi.NULL
+    if private_data:
+        data = ffi.new("uint8_t[]", bytes(private_data))
+        raw.private_data_len = len(private_data)
+    raw.private_data = data
+    raw.responder_resources = offered.responder_resources
+    raw.initiator_depth = offered.initiator_depth
+    raw.flow_control = True
+    raw.retry_count = offered.retry_count
+    raw.rnr_retry_count = offered.rnr_retry_count
+    return raw, data
 
 
 @dataclass(frozen=True, slots=True)

@@ -1043,13 +1043,14 @@ class Connection(Posting, ObjectStream[bytes]):
             if kind is None and self._ahead.requests and not self._ahead.has_failed:
                 await self._ahead.drain()
         finally:
-            self._ahead.give_up()
+            if self._ahead.requests:
+                self._ahead.give_up()
             await self.aclose()
 
     def __del__(self) -> None:
         if (
             getattr(self, "_begun", False)
-            and self._endpoint.state is not ConnectionState.CLOSED
+            and self._endpoint.handshake.state is not ConnectionState.CLOSED
             and not self._endpoint.is_inherited
         ):
             self._endpoint.forget()

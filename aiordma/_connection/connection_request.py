@@ -3,7 +3,6 @@
 import logging
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
@@ -13,6 +12,7 @@ from aiordma._base.connection_parameters import (
     ConnectionParameters,
     Ece,
     check_private_data,
+    parameters_to_c,
 )
 from aiordma._base.errors import (
     ClosedError,
@@ -33,7 +33,7 @@ from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
 from aiordma._base.time_limit import TimeLimit
 from aiordma._connection.announcement import announcement, read_announcement
 from aiordma._connection.connection import Connection
-from aiordma._connection.connector import failed_event, failed_handshake, parameters
+from aiordma._connection.connector import failed_event, failed_handshake
 from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.shared_source import ListenerReceives
 from aiordma._endpoint.endpoint import Endpoint
@@ -296,7 +296,8 @@ class ConnectionRequest:
 
     async def _accept(self, endpoint: Endpoint, private_data: bytes) -> bytes:
         try:
-            await endpoint.loop.checkpoint()
+            if self._was_handed_out:  # else the task is the listener's, which `_abandon` cancels
+                await endpoint.loop.checkpoint()
             if endpoint.state is not ConnectionState.ACCEPTING:
                 raise failed_handshake(self._operation, endpoint)
             self._require_wanted()
@@ -306,11 +307,11 @@ class ConnectionRequest:
                 private_data = private_data or announcement(endpoint)
             if endpoint.hub.is_iwarp:
                 # The devices negotiate the depths themselves (RFC 6581), and TCP retransmits.
-                self._identifier.accept(parameters(endpoint.options, private_data))
+                self._identifier._accept(parameters_to_c(endpoint.options, private_data))
             else:
                 self._warn_of_no_retries(endpoint.options)
-                offered = self._limited_to_request(endpoint.options)
-                self._identifier._accept_with_own_retries(parameters(offered, private_data))
+                offered = self._limited_to_request(endpoint.options, private_data)
+                self._identifier._accept_with_own_retries(offered)
             if not await endpoint.connected(TimeLimit(self._accept_timeout)):
                 raise failed_handshake(self._operation, endpoint)
             endpoint.established()
@@ -358,14 +359,18 @@ class ConnectionRequest:
             extra={"peer": address_text(self.peer_address)},
         )
 
-    def _limited_to_request(self, chosen: ConnectionOptions) -> ConnectionOptions:
+    def _limited_to_request(
+        self, chosen: ConnectionOptions, private_data: bytes
+    ) -> ConnectionParameters:
         # At most what the peer offers. Its numbers are from this side's viewpoint (man
         # rdma_accept).
         event = self._event
-        return replace(
-            chosen,
+        return ConnectionParameters(
+            private_data=private_data,
             responder_resources=min(chosen.responder_resources, event.responder_resources),
             initiator_depth=min(chosen.initiator_depth, event.initiator_depth),
+            retry_count=chosen.retry_count,
+            rnr_retry_count=chosen.rnr_retry_count,
         )
 
     async def reject(self, private_data: bytes = b"") -> None:

@@ -15,8 +15,8 @@ import anyio
 from aiordma._base.arguments import instance, optional_seconds, wrong_type
 from aiordma._base.connection_parameters import (
     IN_REQUEST,
-    ConnectionParameters,
     check_private_data,
+    parameters_to_c,
 )
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import (
@@ -73,7 +73,6 @@ __all__ = (
     "connect",
     "failed_event",
     "failed_handshake",
-    "parameters",
     "prepare_connection",
 )
 
@@ -437,7 +436,7 @@ class Attempt:
         try:
             if handshake.state is _S.CONNECTING and endpoint.teardown.cause is None:
                 said = private_data or announcement(endpoint)
-                await self._request(endpoint, identifier, parameters(self.options, said))
+                await self._request(endpoint, identifier, said)
             if not await endpoint.connected(self.limit):
                 raise failed_handshake(f"connect to {self.target}", endpoint)
             endpoint.established()
@@ -460,7 +459,7 @@ class Attempt:
         return private_data
 
     async def _request(
-        self, endpoint: Endpoint, identifier: Identifier, request: ConnectionParameters
+        self, endpoint: Endpoint, identifier: Identifier, private_data: bytes
     ) -> None:
         """Send the connection request.
 
@@ -469,8 +468,9 @@ class Attempt:
         The identifier is not destroyed before.
         """
         self._has_asked = True
+        request = parameters_to_c(self.options, private_data)
         if not endpoint.hub.is_iwarp or not endpoint.reactor.blocks:
-            identifier.connect(request)
+            identifier._connect(request)
             return
         handshake, errors = endpoint.handshake, list[BaseException]()
         returned = False
@@ -484,7 +484,7 @@ class Attempt:
             endpoint.calls.end()
             handshake.wake()
 
-        abandon = start_call(endpoint.loop, lambda: identifier.connect(request), then, PEERS)
+        abandon = start_call(endpoint.loop, partial(identifier._connect, request), then, PEERS)
         endpoint.calls.begin()
         endpoint.driver_waits()
         try:
@@ -559,17 +559,6 @@ def _refused_call(what: str, error: VerbsCallError) -> RdmaConnectionError:
     refused = RdmaConnectionError(text)
     refused.errno = error.errno
     return refused
-
-
-def parameters(options: ConnectionOptions, private_data: bytes) -> ConnectionParameters:
-    """Return the parameters to send to the peer."""
-    return ConnectionParameters(
-        private_data=private_data,
-        responder_resources=options.responder_resources,
-        initiator_depth=options.initiator_depth,
-        retry_count=options.retry_count,
-        rnr_retry_count=options.rnr_retry_count,
-    )
 
 
 def failed_handshake(what: str, endpoint: Endpoint) -> Exception:

@@ -198,8 +198,12 @@ class Handshakes:
         one handshake that is not slow, and one more for each slow handshake. So the number of
         handshakes doubles while all are slow. With `taking_all` there is no such limit."""
         taker = self._takers[0] if self._takers else None
-        if taker and not any(caller.private_data for caller in self._callers):
-            return taker
+        if taker is not None:
+            for caller in self._callers:
+                if caller.private_data:
+                    break
+            else:
+                return taker
         wanted = Counter(caller.private_data for caller in self._callers)
         for handshake in self._running:
             if handshake.private_data in wanted:
@@ -278,21 +282,24 @@ class Handshakes:
 
     def _hand_over(self) -> None:
         for handshake in list(self._finished):
-            data = handshake.private_data
-            caller = next((each for each in self._callers if each.private_data == data), None)
-            if caller is not None:
-                self._finished.remove(handshake)
-                self._callers.remove(caller)
-                caller.result = handshake
-                caller.waiter.wake()
-            elif handshake.error is not None:
-                self._finished.remove(handshake)
-                peer, text = handshake.peer, cause_text(handshake.error)
-                logger.info("%s was not accepted: %s", peer, text, extra={"peer": peer})
+            for caller in self._callers:
+                if caller.private_data == handshake.private_data:
+                    self._finished.remove(handshake)
+                    self._callers.remove(caller)
+                    caller.result = handshake
+                    caller.waiter.wake()
+                    break
+            else:
+                if handshake.error is not None:
+                    self._finished.remove(handshake)
+                    peer, text = handshake.peer, cause_text(handshake.error)
+                    logger.info("%s was not accepted: %s", peer, text, extra={"peer": peer})
 
     def _end_others(self, private_data: bytes) -> None:
         """End the handshakes that no call can return, because a call returns only a peer that was
         sent the call's private data."""
+        if not self._running and not self._finished:
+            return
         others = (*self._callers, *self._takers)
         kept = {private_data, *(caller.private_data for caller in others)}
         for handshake in [*self._running, *self._finished]:

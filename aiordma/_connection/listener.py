@@ -527,8 +527,7 @@ class Listener(AbstractListener[Connection]):
 
         Cancellation: no peer is lost; the next call returns it.
         """
-        require_same_process(self._process, self)
-        require_here(self._reactor.loop, self)
+        self._require_here()
         while not self._requests:
             if self._has_ended:
                 raise self._end_error()
@@ -545,6 +544,10 @@ class Listener(AbstractListener[Connection]):
         request, _ = self._requests.popleft()
         request._was_handed_out = True
         return request
+
+    def _require_here(self) -> None:
+        require_same_process(self._process, self)
+        require_here(self._reactor.loop, self)
 
     @property
     def _has_ended(self) -> bool:
@@ -596,12 +599,11 @@ class Listener(AbstractListener[Connection]):
         See: man rdma_accept.
         """
         private_data = check_private_data(private_data, *IN_ACCEPT, "accept")
+        self._require_here()
         return (await self._accept(private_data)).take()
 
     async def _accept(self, private_data: bytes = b"") -> Acceptance:
         """Return the next handshake that has ended, to be taken."""
-        require_same_process(self._process, self)
-        require_here(self._reactor.loop, self)
         accepted = None
         if not self._has_ended:
             accepted = await self._handshakes.accept(private_data)
@@ -653,6 +655,7 @@ class Listener(AbstractListener[Connection]):
             await self._serve(handler, own)
 
     async def _serve(self, handler: Callable[[Connection], Any], group: TaskGroup) -> None:
+        self._require_here()
         with suppress(ClosedError), self._handshakes.taking_all():
             while True:
                 # In no variable, which would keep the last peer's connection until the next peer.

@@ -362,8 +362,10 @@ class SharedReceiveEndpoint:
         error = request.exception()
         qp_num = error.qp_num if isinstance(error, WorkCompletionError) else 0
         member = self._members.find(qp_num)
-        work = self if member is None else member.endpoint.work
-        work.unretrieved.add(request)
+        if member is None:
+            self.unretrieved.add(request)
+        else:
+            member.endpoint.request_unretrieved(request)
 
     def request_ended(self, request: WorkRequest) -> None:
         """Take back the slot of a receive that has completed. Idempotent."""

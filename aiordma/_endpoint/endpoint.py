@@ -52,6 +52,7 @@ from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import Calls
 from aiordma._native import ArrivalQueue, PooledReceives, call_at_end
 from aiordma._requests.request import WorkRequest, fail_all
+from aiordma._requests.unretrieved import Unretrieved
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor
 from aiordma._runtime.teardown import Phase, Teardown
@@ -420,8 +421,14 @@ class Endpoint:
 
     def request_unretrieved(self, request: WorkRequest) -> None:
         """Report a failed request whose error was never retrieved (RequestOwner)."""
-        if not self.is_inherited:
-            self.work.unretrieved.add(request)
+        if self.is_inherited:
+            return
+        reports = self.work.unretrieved
+        if not reports:
+            reports.append(Unretrieved(self.loop))
+        reports[0].add(request)  # the first one: finalizers of two threads may have made one each
+        if self.work.has_ended:
+            reports[0].end(self.name, self.teardown.cause)
 
     def run_ended(self, earlier: WorkRequest, last: WorkRequest) -> None:
         """Complete an unsignaled request (RequestOwner). A queue executes requests in order, so it
@@ -595,7 +602,8 @@ class Endpoint:
         is_live = self.teardown.phase is Phase.OPEN and self.pair.raw is not None
         if not is_live or self.pair.service is not QueuePairType.RC:
             return  # if it has disconnected already, there may be messages to receive
-        self.pair.set_up()
+        if not self.hub.is_iwarp:
+            self.pair.set_up()
         self.hub.on_watch.add(self.work.sends.watch)
         keepalive, silence = self.options.keepalive, None
         if self.hub.leaves_silence_to_tcp:
@@ -702,7 +710,9 @@ class Endpoint:
         if self.shared_receive is not None:
             self.shared_receive.leave(self)
         self.hub.counters.remove(self.work)
-        self.work.unretrieved.end(self.name, self.teardown.cause)
+        self.work.has_ended = True  # before the look at its reports
+        if self.work.unretrieved:
+            self.work.unretrieved[0].end(self.name, self.teardown.cause)
 
     def _fail_with_flush(self, request: WorkRequest, why: str = "") -> Exception:
         self.hub.in_flight.take(request.wr_id)

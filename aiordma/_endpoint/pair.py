@@ -151,14 +151,12 @@ class Pair:
     def free(self) -> None:
         """Give its entries back, once it is destroyed."""
         if self._share is not None:
-            self._hub.free(self._share, self._entries)
+            self._share.reserved -= self._entries
 
     # -- once it is connected -------------------------------------------------------------------
 
     def set_up(self) -> None:
         """Query and set the attributes that are available only now. An iWARP device has none."""
-        if self._hub.is_iwarp:
-            return
         assert self.raw is not None
         in_force = self.raw.query(_IN_FORCE)
         self._read_depth = in_force.max_rd_atomic

@@ -123,8 +123,9 @@ class Staging:
     def __init__(self, endpoint: Poster) -> None:
         self._endpoint = endpoint
         self._cache = endpoint.memory.pool.registrations
-        dispose = partial(_dispose, endpoint.hub, endpoint.memory.state)
-        self._cache._serve(endpoint.loop, dispose)
+        if self._cache._loop is None:
+            dispose = partial(_dispose, endpoint.hub, endpoint.memory.state)
+            self._cache._serve(endpoint.loop, dispose)
 
     # -- the caller's buffers -----------------------------------------------------------------
 

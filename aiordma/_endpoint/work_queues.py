@@ -331,7 +331,15 @@ class Work:
         domain: the protection domain of the queue pair.
     """
 
-    __slots__ = ("failed_sends", "port", "receives", "requests", "sends", "unretrieved")
+    __slots__ = (
+        "failed_sends",
+        "has_ended",
+        "port",
+        "receives",
+        "requests",
+        "sends",
+        "unretrieved",
+    )
 
     def __init__(
         self, owner: QueueOwner, options: ConnectionOptions, domain: ProtectionDomain
@@ -351,7 +359,10 @@ class Work:
         )
         self.failed_sends: list[WorkRequest] | None = None
         """If not None: the requests of the send queue that were posted and have failed."""
-        self.unretrieved: Unretrieved = Unretrieved(owner.loop)
+        self.has_ended: bool = False
+        """Whether every request has completed, and none follows."""
+        self.unretrieved: list[Unretrieved] = []
+        """The report of failed requests whose error was never retrieved, once there is one."""
 
     def counters(self) -> RequestCounters:
         """Return the counters of the requests."""

@@ -128,11 +128,12 @@ class Credits(Slots):
     def fail(self, error: Exception) -> None:
         """Raise an error in all current and future waits."""
         self._error = error
-        while self._turns:
-            turn = self._turns.popleft()
-            turn.error = error
-            turn.waiter.wake()
-        self._count()
+        if self._turns:
+            while self._turns:
+                turn = self._turns.popleft()
+                turn.error = error
+                turn.waiter.wake()
+            self._count()
 
     def _leave(self, turn: _Turn) -> None:
         if turn is self._granted:

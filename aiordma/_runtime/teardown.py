@@ -287,7 +287,8 @@ class Teardown:
     def _close(self, is_hurried: bool) -> None:
         self.is_closing = True
         if self.process != here.pid:
-            self._set_closed()  # its resources belong to the parent process
+            if self._closed is not None:  # its resources belong to the parent process
+                self._closed.set()
             return
         self.is_hurried |= is_hurried
         if self.phase is Phase.FLUSHING and is_hurried:
@@ -318,9 +319,6 @@ class Teardown:
         self.phase = Phase.CLOSED
         self._owner._released()
         self._reactor.leave(self)
-        self._set_closed()
-
-    def _set_closed(self) -> None:
         if self._closed is not None:
             self._closed.set()
 
@@ -355,7 +353,8 @@ class Teardown:
             self.has_ended = True
             if self._ended is not None:
                 self._ended.set()
-            self._set_closed()
+            if self._closed is not None:
+                self._closed.set()
 
     # -- closing from outside -------------------------------------------------------------------
 

@@ -6,8 +6,7 @@ waits for an acknowledgement (man rdma_ack_cm_event, rdma_destroy_id).
 
 import errno
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import (
@@ -29,8 +28,7 @@ _TYPES = {int(each): each for each in CmEventType}
 _WITH_ADDRESS = (CmEventType.ESTABLISHED, CmEventType.MULTICAST_JOIN)
 
 
-@dataclass(slots=True)
-class Event:
+class Event(NamedTuple):
     """A copied and acknowledged CM event. `key` is the key of its identifier, `new_key` that of the
     identifier of a connection request. `responder_resources` and `initiator_depth` are those of the
     side that gets the event.
@@ -136,22 +134,23 @@ class EventChannel(Resource):
         if request:
             self._requests.add(raw.id)
         has_address = kind in _WITH_ADDRESS and raw.address.port_num
-        return Event(
-            type=kind,
-            status=raw.status,
-            key=raw.listen_id if request else raw.id,
-            new_key=raw.id if request else 0,
-            private_data=bytes(ffi.buffer(raw.private_data, raw.private_data_length)),
-            responder_resources=raw.responder_resources,
-            initiator_depth=raw.initiator_depth,
-            retry_count=raw.retry_count,
-            rnr_retry_count=raw.rnr_retry_count,
-            flow_control=raw.flow_control != 0,
-            shared_receive=raw.srq != 0,
-            qp_num=raw.qp_num,
-            qkey=raw.qkey,
-            address=AddressVector._read(raw.address) if has_address else None,
+        fields = (
+            kind,
+            raw.status,
+            raw.listen_id if request else raw.id,
+            raw.id if request else 0,
+            bytes(ffi.buffer(raw.private_data, raw.private_data_length)),
+            raw.responder_resources,
+            raw.initiator_depth,
+            raw.retry_count,
+            raw.rnr_retry_count,
+            raw.qp_num,
+            raw.qkey,
+            AddressVector._read(raw.address) if has_address else None,
+            raw.flow_control != 0,
+            raw.srq != 0,
         )
+        return tuple.__new__(Event, fields)  # the class's own constructor is written in Python
 
     def _destroy(self) -> None:
         self.provider.destroy_event_channel(self.pointer)

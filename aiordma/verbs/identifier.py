@@ -452,12 +452,14 @@ class Identifier(Resource):
 
         See: man rdma_connect.
         """
-        if type(parameters) is not ConnectionParameters:
-            instance(parameters, "parameters", ConnectionParameters, "connect")
+        instance(parameters, "parameters", ConnectionParameters, "connect")
         parameters._check(self._private_data_limit(*_CONNECT), "a connection request")
-        raw, _data = parameters._to_c()
+        self._connect(parameters._to_c())
+
+    def _connect(self, parameters: tuple[Any, Any]) -> None:
+        """Connect as `connect` does, with what `parameters_to_c` returns."""
         self._require_device("rdma_connect")
-        self._call("connect", raw)
+        self._call("connect", parameters[0])
 
     def accept(self, parameters: ConnectionParameters) -> None:
         """Accept a connection request; ESTABLISHED, or an error event, follows (in the UDP port
@@ -474,12 +476,14 @@ class Identifier(Resource):
 
         See: man rdma_accept.
         """
-        if type(parameters) is not ConnectionParameters:
-            instance(parameters, "parameters", ConnectionParameters, "accept")
+        instance(parameters, "parameters", ConnectionParameters, "accept")
         parameters._check(self._private_data_limit(*_ACCEPT), "an accept")
-        raw, _data = parameters._to_c()
+        self._accept(parameters._to_c())
+
+    def _accept(self, parameters: tuple[Any, Any]) -> None:
+        """Accept as `accept` does, with what `parameters_to_c` returns."""
         self._require_device("rdma_accept", "only the identifier of a CONNECT_REQUEST can accept")
-        self._call("accept", raw)
+        self._call("accept", parameters[0])
 
     def _accept_with_own_retries(self, parameters: ConnectionParameters) -> None:
         """Accept a connection request with this side's retry_count on the queue pair. Not on iWARP.

@@ -30,7 +30,7 @@ class BusyPorts:
     """The driver finds the local port in use, so many times: siw does, if a socket has it.
 
     Args:
-        call: the function that finds it, "connect" or "listen".
+        call: the method that finds it, "_connect" or "listen".
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class BusyPorts:
         def refuse_at_first(identifier: Identifier, *arguments: Any) -> None:
             self.calls += 1
             if self.calls <= self.times:
-                raise VerbsCallError(error, f"rdma_{call}")
+                raise VerbsCallError(error, f"rdma_{call.removeprefix('_')}")
             real(identifier, *arguments)
 
         patch.setattr(Identifier, call, refuse_at_first)
@@ -52,14 +52,14 @@ class BusyPorts:
 async def test_local_port_that_is_in_use_is_replaced(
     error: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ports = BusyPorts(monkeypatch, "connect", 3, error)
+    ports = BusyPorts(monkeypatch, "_connect", 3, error)
     async with connected() as (client, server):
         await both_ways(client, server)
     assert ports.calls == 4
 
 
 async def test_local_port_of_a_stream_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    ports = BusyPorts(monkeypatch, "connect", 3)
+    ports = BusyPorts(monkeypatch, "_connect", 3)
 
     async def serve(stream: Stream) -> None:
         await stream.send(await stream.receive())
@@ -78,7 +78,7 @@ async def test_local_port_in_use_is_an_error(
     source_port: int, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the program chose it, and if each other one is in use."""
-    ports = BusyPorts(monkeypatch, "connect", 1000)
+    ports = BusyPorts(monkeypatch, "_connect", 1000)
     async with await aiordma.listen(ADDRESS, 0) as listener:
         with pytest.raises(aiordma.RdmaConnectionError, match="Address already in use") as caught:
             await aiordma.connect(ADDRESS, listener.port, source=(ADDRESS, source_port))

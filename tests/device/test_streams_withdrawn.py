@@ -14,7 +14,6 @@ import pytest
 import aiordma
 from aiordma import streams
 from aiordma.testing import software_objects
-from aiordma.verbs import ConnectionParameters
 from aiordma.verbs.identifier import Identifier
 from tests.device.players import one_loop, reactor_in_use, until
 from tests.devices import ADDRESS
@@ -85,15 +84,15 @@ async def test_connect_call_that_waits_is_withdrawn_when_it_has_returned(
 ) -> None:
     """As on siw, whose connect call waits in a worker thread."""
     called, returns = threading.Event(), threading.Event()
-    connect = Identifier.connect
+    connect = Identifier._connect
 
-    def slow(identifier: Identifier, request: ConnectionParameters) -> None:
+    def slow(identifier: Identifier, request: tuple[Any, Any]) -> None:
         connect(identifier, request)
         called.set()
         assert returns.wait(60)
 
     monkeypatch.setattr(software(), "blocks", True)
-    monkeypatch.setattr(Identifier, "connect", slow)
+    monkeypatch.setattr(Identifier, "_connect", slow)
     async with gated() as (listener, gate), anyio.create_task_group() as group:
         group.start_soon(expect_end, listener)
         await cancel_connect(listener.port, gate)

@@ -5,7 +5,6 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,7 +74,7 @@ def event(kind: CmEventType) -> Event:
 def test_error_of_an_event_has_the_errno_of_a_sockets(
     kind: CmEventType, status: int, number: int | None
 ) -> None:
-    error = failed_event("what", replace(event(kind), status=-status))
+    error = failed_event("what", event(kind)._replace(status=-status))
     assert isinstance(error, OSError)
     assert error.errno == number
 
