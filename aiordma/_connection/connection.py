@@ -7,6 +7,7 @@ slot, post, and return when the request has completed.
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -118,14 +119,22 @@ class Connection(Posting, ObjectStream[bytes]):
         self._endpoint = endpoint
         self._establishes = establish
         self._carrier = carrier
-        self._staging = Staging(endpoint)
         self._port = endpoint.work.port
-        self._posts = Posts(endpoint, self._staging, endpoint.work.sends)
         self._messages = MessageQueue(endpoint)
         self._ahead = SendsAhead(endpoint.options.send_ahead)
         self._begun = False
         self.private_data: bytes = b""
         """The private data of the peer's connection request or accept; may be zero-padded."""
+
+    # For the general path, which most connections never take. A chain has attributes.
+
+    @cached_property
+    def _staging(self) -> Staging:  # type: ignore[override]
+        return Staging(self._endpoint)
+
+    @cached_property
+    def _posts(self) -> Posts:  # type: ignore[override]
+        return Posts(self._endpoint, self._staging, self._endpoint.work.sends)
 
     def _post_pooled_receives(self) -> None:
         """Post the pooled receives. The connector and the listener call this before they connect or
@@ -1031,7 +1040,7 @@ class Connection(Posting, ObjectStream[bytes]):
 
         See: man rdma_disconnect.
         """
-        await self._endpoint.aclose()
+        await self._endpoint.teardown.aclose()
 
     async def __aexit__(
         self,

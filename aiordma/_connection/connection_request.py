@@ -167,8 +167,9 @@ class ConnectionRequest:
             self._gone = event
 
     def _answer(self) -> None:
-        require_same_process(self._process, self)
-        require_here(self._reactor.loop, self)
+        if self._was_handed_out:  # else a task of the listener calls this
+            require_same_process(self._process, self)
+            require_here(self._reactor.loop, self)
         if self._answered:
             raise ClosedError("this connection request has been answered")
         self._answered = True

@@ -283,19 +283,25 @@ class Attempt:
         self.step: str = "looking up the name"
         self._has_asked = False  # the peer may have the request
 
-    async def of_name(
+    def of_name(
         self, use: Callable[[str, LocalAddresses], Awaitable[Connected]]
-    ) -> Connected:
-        """Return what `use` returns for the first address of the host that can be connected.
+    ) -> Awaitable[Connected]:
+        """Return an awaitable of what `use` returns for the first address of the host that can be
+        connected.
 
         Args:
             use: called with the arguments for `prepare`.
         """
-        target = partial(_target, self.host, self.port)
         known = None if self.source is not None else known_address(self.host, 0)
-        if known is not None:
-            self.target = target(known[0])
-            return await use(known[0], ANY)
+        if known is None:
+            return self._of_looked_up(use)
+        self.target = _target(self.host, self.port, known[0])
+        return use(known[0], ANY)
+
+    async def _of_looked_up(
+        self, use: Callable[[str, LocalAddresses], Awaitable[Connected]]
+    ) -> Connected:
+        target = partial(_target, self.host, self.port)
         try:
             with anyio.fail_after(self.limit.left()):
                 local = None if self.source is None else await addresses_of(*self.source)
@@ -357,7 +363,7 @@ class Attempt:
             return with_device(self._requirement, address, prepare)
 
         try:
-            return await first_bound(local, prepare_from)
+            return await (prepare_from(None) if local is ANY else first_bound(local, prepare_from))
         except RdmaConnectionError:
             raise
         except TimeoutError:

@@ -209,7 +209,8 @@ class SharedReceiveEndpoint:
         """
         self._settings.check(self.hub)
         settings = self._settings
-        self.queue = await self.hub.reserve(self.depth, settings.comp_vector, settings.cqe)
+        needed = self.depth, settings.comp_vector, settings.cqe
+        self.queue = self.hub.reserve_at_once(*needed) or await self.hub.reserve(*needed)
         self._reserved = self.depth
         self.hub.on_failure.add(self.fail)
         await self.calls.run(self._create)

@@ -684,7 +684,7 @@ class Endpoint:
         if self.pair.raw is not None:
             self.hub.forget_queue_pair(self.pair.number)
         self.reactor.unsubscribe(self.identifier)
-        self._local = self.identifier._local()
+        self._local = self._local or self.identifier._local()
         self.teardown.destroy()
 
     def _destroy(self) -> None:

@@ -123,7 +123,8 @@ class Pair:
         spare = int(self.has_probe_entry)
         self._entries = entries + spare
         cqe = None if options.cqe is None else options.cqe + spare
-        self._share = await self._hub.reserve(self._entries, options.comp_vector, cqe)
+        needed = self._entries, options.comp_vector, cqe
+        self._share = self._hub.reserve_at_once(*needed) or await self._hub.reserve(*needed)
 
     def create(
         self, identifier: Identifier | Unmanaged, domain: ProtectionDomain, header_parts: int

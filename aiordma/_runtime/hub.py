@@ -180,7 +180,8 @@ class DeviceHub:
     async def reserve(
         self, entries: int, comp_vector: int = 0, cqe: int | None = None
     ) -> CompletionQueueShare:
-        """Reserve entries in a completion queue. Give them back with `free`.
+        """Reserve entries in a completion queue. Give them back with `free`. Call `reserve_at_once`
+        first: those that wait for the lock get it one after the other, in a turn of the loop each.
 
         Args:
             entries: the largest number of completions at a time.
@@ -193,14 +194,9 @@ class DeviceHub:
             VerbsCallError: a new queue could not be created, or the device has failed.
             DeviceEventError: the device has reported its failure.
         """
-        # Not behind those that wait for the lock: they get it one after the other, in a turn of the
-        # loop each.
-        shared = self._reserve_at_once(entries, comp_vector, cqe)
-        if shared is not None:
-            return shared
         self._check_queue(entries, cqe)
         async with self._making_queue:
-            shared = self._reserve_at_once(entries, comp_vector, cqe)
+            shared = self.reserve_at_once(entries, comp_vector, cqe)
             if shared is None:
                 shared = await self._grow(entries, comp_vector, cqe)
             return shared
@@ -218,10 +214,14 @@ class DeviceHub:
                 f"a completion queue of {self.context.device_name} holds {most}"
             )
 
-    def _reserve_at_once(
-        self, entries: int, comp_vector: int, cqe: int | None
+    def reserve_at_once(
+        self, entries: int, comp_vector: int = 0, cqe: int | None = None
     ) -> CompletionQueueShare | None:
-        """Reserve entries in a completion queue that has room, or return None."""
+        """Reserve entries as `reserve` does, in a completion queue that exists, or return None.
+
+        Raises:
+            VerbsCallError, DeviceEventError: the device has failed.
+        """
         if self.failure is not None:
             raise detached(self.failure)
         for shared in self._queues:

@@ -505,6 +505,7 @@ class StreamListener(AnyListener[Stream]):
                     await anyio.sleep(ACCEPT_AGAIN_SECONDS)
 
     async def _accept(self) -> tuple[Connection, Rsocket]:
+        self._listener._require_here()
         connection = (await self._listener._accept()).take()
         return connection, self._rsockets.pop(connection)
 

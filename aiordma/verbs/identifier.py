@@ -197,7 +197,10 @@ class Identifier(Resource):
 
         See: man rdma_set_option.
         """
-        self._set_byte("ack_timeout", lib.RDMA_OPTION_ID_ACK_TIMEOUT, exponent, 31)
+        if type(exponent) is not int or not 0 <= exponent <= 31:
+            exponent = whole_number(exponent, "ack_timeout", 0, 31)
+        value = ffi.new("uint8_t *", exponent)
+        self._call("set_option", lib.RDMA_OPTION_ID, lib.RDMA_OPTION_ID_ACK_TIMEOUT, value, 1)
 
     def set_tos(self, tos: int) -> None:
         """Set the type of service of sent packets: the IPv4 field, or IPv6's traffic class. Call
@@ -212,7 +215,8 @@ class Identifier(Resource):
 
         See: man rdma_set_option.
         """
-        self._set_byte("tos", lib.RDMA_OPTION_ID_TOS, tos, 255)
+        value = ffi.new("uint8_t *", whole_number(tos, "tos", 0, 255))
+        self._call("set_option", lib.RDMA_OPTION_ID, lib.RDMA_OPTION_ID_TOS, value, 1)
 
     def set_reuse_address(self, reuse: bool) -> None:
         """Share the address and port with other identifiers that set this option. Call this before
@@ -238,11 +242,6 @@ class Identifier(Resource):
         See: man rdma_set_option.
         """
         self.set_option(lib.RDMA_OPTION_ID_AFONLY, _c_int(bool(only)))
-
-    def _set_byte(self, what: str, option: int, value: int, most: int) -> None:
-        if type(value) is not int or not 0 <= value <= most:
-            value = whole_number(value, what, 0, most)
-        self._call("set_option", lib.RDMA_OPTION_ID, option, ffi.new("uint8_t *", value), 1)
 
     def migrate(self, channel: EventChannel) -> None:
         """Move the identifier to another channel, together with its pending events. `key` does not

@@ -315,10 +315,11 @@ class QueuePair(Resource):
                     asked = f"Asked for {Capacity._read(request.cap)} ({hint}: try less)"
                     check_minus_one(-1, "rdma_create_qp", asked)
                 self.pointer = manager.pointer.qp
-                manager.queue_pair = self
             self._made = request
             self.qp_num: int = self.pointer.qp_num
             self.key: int = int(ffi.cast("uintptr_t", self.pointer))
+            if manager is not None:
+                manager.queue_pair = self
         except BaseException:
             self._give_up()
             raise

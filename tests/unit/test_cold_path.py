@@ -6,7 +6,7 @@ from tests.unit.child import run_child
 
 pytestmark = pytest.mark.natively
 
-MOST_CALLS = 750
+MOST_CALLS = 605
 """Calls of Python functions of one connection's life; asyncio's and anyio's own are a quarter."""
 
 LIFE = """
