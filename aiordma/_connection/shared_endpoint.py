@@ -11,13 +11,14 @@ last member. Only then is the memory of the posted receives released.
 import errno
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from aiordma._base.arguments import Buffer
+from aiordma._base.call_all import call_all
 from aiordma._base.enums import AsyncEventType, CmEventType, WorkCompletionStatus
 from aiordma._base.errors import (
     UNSUPPORTED,
@@ -557,11 +558,8 @@ class SharedReceiveEndpoint:
         self.teardown.destroy()
 
     def _destroy(self) -> None:
-        with ExitStack() as last_first:
-            if self._identifier is not None:
-                last_first.callback(self._identifier.close)
-            if self._made:
-                last_first.callback(self.raw.close)
+        raw, identifier = self.raw if self._made else None, self._identifier
+        call_all([each.close for each in (raw, identifier) if each is not None])
 
     def _destroyed(self) -> None:
         self.hub.drain_all()
@@ -593,13 +591,10 @@ class SharedReceiveEndpoint:
         if not regions and unused is None:
             return None
 
-        def release() -> None:
-            with ExitStack() as last_first:
-                if unused is not None:
-                    last_first.callback(unused)
-                last_first.callback(retire_all, regions)
-
-        return release
+        steps: list[Callable[[], object]] = [partial(retire_all, regions)]
+        if unused is not None:
+            steps.append(unused)
+        return partial(call_all, steps)
 
     def _released(self) -> None:
         if self.memory.state is not None:

@@ -7,9 +7,9 @@ requests has completed.
 
 import logging
 from collections import OrderedDict
-from contextlib import ExitStack
 from functools import partial
 
+from aiordma._base.call_all import call_all
 from aiordma._base.errors import ClosedError
 from aiordma._endpoint.domain_state import DomainState, kept_open
 from aiordma._loop.event_loop import EventLoop
@@ -187,6 +187,4 @@ class AddressHandles:
 
 def close_all(handles: list[AddressHandle]) -> None:
     """Destroy handles, even if the driver refuses one."""
-    with ExitStack() as stack:
-        for handle in handles:
-            stack.callback(handle.close)
+    call_all([handle.close for handle in reversed(handles)])

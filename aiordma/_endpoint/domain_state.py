@@ -10,10 +10,12 @@ A domain is closed when nothing uses it any more: its regions first, then the do
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TypeVar
 
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from aiordma._base.call_all import call_all
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import BusyError, ClosedError, DeviceRemovedError, detached
 from aiordma._base.process import here, require_same_process
@@ -213,22 +215,14 @@ class DomainState:
     def _destroy(self) -> None:
         assert self._identifier is not None
         assert self._apart is not None
-        with ExitStack() as last_first:
-            last_first.callback(self._identifier.close)
-            last_first.callback(self._apart)
+        call_all((self._apart, self._identifier.close))
 
     def take_apart(self) -> Callable[[], None]:
         """Forget the memory. Return a function that deregisters it and frees the domain, in any
         thread."""
         regions = [*self.regions.values(), *self.pool.detach()]
         self.hub.counters.remove_cache(self.pool.registrations)
-
-        def destroy() -> None:
-            with ExitStack() as last_first:
-                last_first.callback(self.raw.close)
-                last_first.callback(retire_all, regions)
-
-        self._apart = destroy
+        self._apart = destroy = partial(call_all, (partial(retire_all, regions), self.raw.close))
         return destroy
 
     def _destroyed(self) -> None:

@@ -9,10 +9,11 @@ access it, and no request hangs.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from aiordma._base.call_all import call_all
 from aiordma._base.enums import AsyncEventType, CmEventType, QueuePairType
 from aiordma._base.enums import WorkCompletionStatus as Status
 from aiordma._base.errors import (
@@ -691,7 +692,7 @@ class Endpoint:
         try:
             windows = self.pair.windows
             if windows:  # first: in rxe, destroying a queue pair waits for its bound windows
-                _call_all([window._free for window in list(windows.values())])
+                call_all([window._free for window in list(windows.values())])
             if self.pair.raw is not None:
                 self.pair.raw.close()
         finally:
@@ -746,7 +747,7 @@ class Endpoint:
             steps.append(domain.take_apart())
         if unused is not None:
             steps.append(unused)
-        return partial(_call_all, steps) if steps else None
+        return partial(call_all, steps) if steps else None
 
     def _released(self) -> None:
         if self.memory.state is not None:
@@ -794,13 +795,3 @@ class Endpoint:
                 self.reactor.close_elsewhere(self.close)
             else:
                 self.loop.call_from_thread(self.close)
-
-
-def _call_all(steps: Sequence[Callable[[], object]]) -> None:
-    """Call functions in their order, also if one of them raises."""
-    for place, step in enumerate(steps):
-        try:
-            step()
-        except BaseException:
-            _call_all(steps[place + 1 :])
-            raise

@@ -17,9 +17,11 @@ The hub stays open until the event loop ends, or until the device has failed and
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 import anyio
 
+from aiordma._base.call_all import call_all
 from aiordma._base.enums import AsyncEventType, Transport
 from aiordma._base.errors import DeviceEventError, VerbsCallError, check_negative_errno, detached
 from aiordma._base.provider import BUILT_IN, SOFTWARE
@@ -296,13 +298,7 @@ class DeviceHub:
         self._queues = [shared for shared in self._queues if shared not in unused]
         self.poller.set_queues([shared.queue.key for shared in self._queues])
         self.in_flight.shrink()
-
-        def destroy() -> None:
-            with ExitStack() as stack:
-                for shared in unused:
-                    stack.callback(shared.queue.close)
-
-        return destroy
+        return partial(call_all, [shared.queue.close for shared in reversed(unused)])
 
     def _make_queue(self, entries: int, comp_vector: int) -> CompletionQueue:
         entries = min(entries, self.attributes.max_cqe)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
+from mmap import mmap
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from aiordma._base.arguments import Buffer, shown, whole_number, wrong_type
@@ -271,7 +272,7 @@ def _failing(text: str, advice: str = f": {_INSTEAD}") -> Iterator[None]:
 # -- numpy's array interface, and Numba's ---------------------------------------------------------
 
 
-_PLAIN = (bytearray, bytes, memoryview)
+_PLAIN = (bytearray, bytes, memoryview, mmap)
 """They have no attributes of their own."""
 
 

@@ -5,12 +5,12 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from mmap import PAGESIZE
 from typing import Any, TypeAlias
 
 from aiordma._base.arguments import Buffer, member, shown, whole_number, wrong_type
+from aiordma._base.call_all import call_all
 from aiordma._base.device_enums import OnDemandPaging
 from aiordma._base.enums import REMOTE_ACCESS, REMOTE_WRITING, Access, MemoryAdvice, names_of
 from aiordma._base.errors import (
@@ -46,7 +46,7 @@ LARGE = 64 << 20
 """Bytes from which on the pages of new memory are faulted in by several threads."""
 
 _LOCAL_WRITE, _ZERO_BASED = int(Access.LOCAL_WRITE), int(Access.ZERO_BASED)
-_REMOTE_WRITING = int(REMOTE_WRITING)
+_REMOTE_ACCESS, _REMOTE_WRITING = int(REMOTE_ACCESS), int(REMOTE_WRITING)
 _NOT_EVERY_DEVICE = int(Access.ON_DEMAND | Access.HUGETLB | Access.MW_BIND)
 """Numbers, because operations of an IntFlag take long."""
 _access_of = cache(Access)
@@ -126,7 +126,7 @@ class MemorySlice(Part):
         Raises:
             ValueError: the region was registered without remote access.
         """
-        if not self.region.access & REMOTE_ACCESS:
+        if not self.region._access & _REMOTE_ACCESS:
             raise ValueError(
                 "this memory was registered without remote access: "
                 "register(buffer, Access.REMOTE_READ | Access.REMOTE_WRITE)"
@@ -568,7 +568,8 @@ def retire_all(
     """Close regions, and those in use when their last request has completed. On siw, the wait for
     what the device was placing is one for all that are closed. `retire` closes one of them:
     `retire_or_log`, if no caller can handle a refusal."""
-    waiting: list[MemoryRegion] = []
+    regions = list(regions)
+    waiting = [region for region in regions if region._outwaits and not region._users]
 
     def outwait() -> None:
         for region in waiting:
@@ -576,13 +577,9 @@ def retire_all(
         if waiting:
             _outwait_receiving()
 
-    with ExitStack() as last_first:
-        last_first.callback(outwait)
-        for region in regions:
-            if region._outwaits and not region._users:
-                waiting.append(region)
-                region._outwaits = False
-            last_first.callback(retire, region)
+    for region in waiting:
+        region._outwaits = False
+    call_all([*[partial(retire, region) for region in reversed(regions)], outwait])
 
 
 def _outwait_receiving() -> None:
