@@ -164,7 +164,8 @@ class Pair:
         self.retries = in_force.retry_cnt, in_force.timeout
         try:
             # The delay before the peer resends a message that finds no receive.
-            self.raw.modify(min_rnr_timer=self._options.min_rnr_timer)
+            current, delay = QueuePairState(in_force.qp_state), self._options.min_rnr_timer
+            self.raw._modify(current, None, None, {"min_rnr_timer": delay})
         except (VerbsCallError, ValueError) as error:
             # The peer may have disconnected already, and the queue pair with it.
             logger.debug("min_rnr_timer was not set: %s", error)

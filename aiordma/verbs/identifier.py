@@ -31,11 +31,17 @@ from aiordma._base.connection_parameters import (
 from aiordma._base.enums import (
     AsyncEventType,
     PortSpace,
+    QueuePairAttribute,
     QueuePairState,
     QueuePairType,
     Transport,
 )
-from aiordma._base.errors import NotSupportedError, VerbsCallError, check_minus_one
+from aiordma._base.errors import (
+    NotSupportedError,
+    VerbsCallError,
+    check_minus_one,
+    check_positive_errno,
+)
 from aiordma._base.hints import cannot_bind
 from aiordma._base.process import here
 from aiordma._base.provider import Provider
@@ -505,17 +511,26 @@ class Identifier(Resource):
             qp_num=pair.qp_num,
             shared_receive=pair.has_shared_receive,
         )
-        pair.modify(**self.init_qp_attr(QueuePairState.INIT))
-        ready_to_receive = self.init_qp_attr(QueuePairState.RTR)
-        pair.modify(**(ready_to_receive | {"max_dest_rd_atomic": responder_resources}))
-        ready_to_send = self.init_qp_attr(QueuePairState.RTS)
+        self._advance(pair, QueuePairState.INIT)
+        self._advance(pair, QueuePairState.RTR, max_dest_rd_atomic=responder_resources)
         own = {"max_rd_atomic": initiator_depth, "retry_cnt": parameters.retry_count}
-        pair.modify(**(ready_to_send | own))
+        self._advance(pair, QueuePairState.RTS, **own)
         self.pointer.qp = ffi.NULL
         try:
             self.accept(parameters)
         finally:
             self.pointer.qp = pair.pointer
+
+    def _advance(self, pair: QueuePair, state: QueuePairState, **own: int) -> None:
+        """Move a queue pair to a state, with the attributes that librdmacm would set, and with
+        others in place of some."""
+        raw, mask = self._attributes(state)
+        for field, value in own.items():
+            setattr(raw, field, value)
+        error = self.provider.modify_qp(pair.pointer, raw, mask)
+        if error:
+            hint = f"to {state.name} with {QueuePairAttribute(mask)!r}"
+            check_positive_errno(error, "ibv_modify_qp", hint)
 
     def reject(self, private_data: bytes = b"") -> None:
         """Reject a connection request.
@@ -572,10 +587,14 @@ class Identifier(Resource):
         See: man rdma_init_qp_attr.
         """
         state = member(state, "state", QueuePairState, "init_qp_attr")
+        return modify_arguments(*self._attributes(state))
+
+    def _attributes(self, state: QueuePairState) -> tuple[Any, int]:
+        """Return the same as a struct ibv_qp_attr, and its mask."""
         raw, mask = ffi.new("struct ibv_qp_attr *"), ffi.new("int *")
         raw.qp_state = state
         self._call("init_qp_attr", raw, mask)
-        return modify_arguments(raw, mask[0])
+        return raw, mask[0]
 
     def establish(self) -> None:
         """Complete a connect after CONNECT_RESPONSE, with the queue pair in RTS. The peer gets

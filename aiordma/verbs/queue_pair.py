@@ -1,6 +1,6 @@
 """Queue pairs: creation within limits, transitions, and raw posting (man ibv_create_qp)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -446,7 +446,16 @@ class QueuePair(Resource):
 
         See: man ibv_modify_qp.
         """
-        current = self.state
+        self._modify(self.state, state, address, attributes)
+
+    def _modify(
+        self,
+        current: QueuePairState,
+        state: QueuePairState | None,
+        address: AddressVector | None,
+        attributes: Mapping[str, int],
+    ) -> None:
+        """Do the work of `modify`, in the current state."""
         raw = ffi.new("struct ibv_qp_attr *")
         mask = 0
         if state is not None:
