@@ -42,7 +42,10 @@ void sw_complete(struct ibv_cq *queue, const struct ibv_wc *completion, int soli
 void sw_raise_queue(struct ibv_cq *queue, enum ibv_event_type type);
 /* Remove a destroyed queue pair's completions from the queue, as man ibv_destroy_qp allows. */
 void sw_forget_completions(struct ibv_cq *queue, uint32_t qp_num);
-/* The progress that both queues of a queue pair share. NULL: they have different ones. */
+/*
+ * The progress of a queue pair: that of both queues, or, of two queues without channels, that of the
+ * receives. NULL: the queues have different channels.
+ */
 struct sw_progress *sw_progress_of(const struct ibv_qp *queue_pair);
 
 void sw_fill_completion(struct aiordma_provider *table, struct verbs_context *operations);
