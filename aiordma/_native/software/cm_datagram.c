@@ -412,6 +412,9 @@ static int fill_address_vector(struct sw_identifier *identifier, struct ibv_ah_a
 
 static void answered(struct sw_identifier *identifier, const struct sw_sidr_reply *reply)
 {
+    /* perftest's server listens anew, as for connections (cm_roce.c). */
+    if (reply->status == SW_SIDR_NOBODY && identifier->is_roce && identifier->service->tries == 1)
+        return;
     if (reply->status != SW_SIDR_FOUND) {
         give_up(identifier, reply->status, reply->private_data);
         return;
