@@ -35,7 +35,6 @@ from aiordma._requests.request import WorkRequest
 from aiordma._runtime.address_lookup import checked_host, checked_port
 from aiordma.verbs import (
     GRH_BYTES,
-    MOST_LID,
     AddressVector,
     Context,
     LocalMemory,
@@ -43,6 +42,7 @@ from aiordma.verbs import (
     RegistrableMemory,
     SendWork,
 )
+from aiordma.verbs.address import MOST_LID
 from aiordma.verbs.buffers import flat_view
 from aiordma.verbs.memory import MemoryRegion, MemorySlice
 

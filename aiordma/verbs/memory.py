@@ -11,7 +11,6 @@ from mmap import PAGESIZE
 from typing import Any, TypeAlias
 
 from aiordma._base.arguments import Buffer, member, shown, whole_number, wrong_type
-from aiordma._base.device_enums import OnDemandPaging
 from aiordma._base.enums import REMOTE_ACCESS, REMOTE_WRITING, Access, MemoryAdvice, names_of
 from aiordma._base.errors import (
     UNSUPPORTED,
@@ -26,6 +25,7 @@ from aiordma._base.errors import (
 from aiordma._base.ranges import RemoteMemory, resolve_slice
 from aiordma._native import Part, RegionBase, ffi, given, leak, lib
 from aiordma.verbs.buffers import address_of, registrable_view
+from aiordma.verbs.capabilities import OnDemandPaging
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.foreign_memory import RegistrableMemory
 from aiordma.verbs.resource import Resource, is_busy

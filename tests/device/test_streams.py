@@ -411,7 +411,7 @@ async def test_attributes_are_those_of_sockets() -> None:
         assert host == ADDRESS
         assert port == client.extra(SocketAttribute.remote_port)
         assert server.extra(SocketAttribute.local_port) == port
-        assert client.extra(aiordma.ConnectionInfo.device_name)
+        assert client.extra(aiordma.types.ConnectionInfo.device_name)
         assert "established" in repr(client)
 
 

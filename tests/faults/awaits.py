@@ -107,7 +107,7 @@ async def close(opened: Any) -> None:
         await opened.aclose()
 
 
-async def notify_waiting(end: aiordma.Connection, counter: aiordma.Counter) -> None:
+async def notify_waiting(end: aiordma.Connection, counter: aiordma.types.Counter) -> None:
     """Notify the peer when its task waits."""
     await anyio.wait_all_tasks_blocked()
     await end.send(b"", immediate=counter.number)

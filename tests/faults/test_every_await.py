@@ -226,7 +226,7 @@ BROKEN: dict[str, tuple[Any, Any, type[Exception]]] = {
     "prepare_connection": (LOSES, aiordma, TimeoutError),  # a connection, which stays open
     "listen_stream": (LOSES, aiordma.streams, TimeoutError),
     "Connection.aclose": (_waits_before, aiordma.Connection, TimeoutError),
-    "Grant.aclose": (_waits_before, aiordma.Grant, AssertionError),
+    "Grant.aclose": (_waits_before, aiordma.types.Grant, AssertionError),
 }
 """Functions, how they are broken, and the error by which their scenarios show it."""
 

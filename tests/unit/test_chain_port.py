@@ -15,7 +15,8 @@ import pytest
 
 import aiordma
 import aiordma._native._engine as _engine
-from aiordma import Connection, MemorySlice, RemoteMemory
+from aiordma import Connection, RemoteMemory
+from aiordma.types import MemorySlice
 from aiordma.verbs import WorkCompletionOpcode
 from tests.bench.instant import doorbell_fails, instant
 from tests.internals import drain_of, endpoint_of, fail, free_sends, hub_of

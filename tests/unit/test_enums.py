@@ -5,8 +5,9 @@ from types import ModuleType
 
 import pytest
 
-from aiordma._base import device_enums, enums
+from aiordma._base import enums
 from aiordma._native import lib
+from aiordma.verbs import capabilities
 
 OPEN = (
     enums.AtomicCapability,
@@ -42,7 +43,7 @@ def test_a_value_is_the_wires(member: int) -> None:
     ("module", "name"),
     [
         (module, name)
-        for module in (enums, device_enums)
+        for module in (enums, capabilities)
         for name in module.__all__
         if isinstance(getattr(module, name), type)
     ],

@@ -24,8 +24,9 @@ import pytest
 
 import aiordma
 import aiordma._native._engine as _engine
-from aiordma import Access, Connection, MemorySlice, RemoteMemory
+from aiordma import Access, Connection, RemoteMemory
 from aiordma._loop.polling import PollingEventLoop
+from aiordma.types import MemorySlice
 from tests import connections
 from tests.bench.instant import instant, prepare
 from tests.internals import drain_of, endpoint_of, hub_of
