@@ -1,5 +1,6 @@
 """What tests need below the public API: to count what is held, and to break what cannot be broken
-from outside. The endpoint below a public object, and a listener's own, are reached here only."""
+from outside. A private module is imported here and in its own test only, so that its successor
+changes two files."""
 
 from typing import TypeAlias, overload
 
@@ -8,15 +9,39 @@ import anyio
 from aiordma import Connection, ConnectionRequest, Datagram, Listener, SharedReceiveQueue
 from aiordma._base.arguments import Buffer
 from aiordma._base.enums import QueuePairAttribute, names_of
-from aiordma._base.errors import NOT_ACCEPTED, REJECT_REASONS, cause_text, retry_seconds
+from aiordma._base.errors import (
+    BACKLOG_IS_FULL,
+    NOT_ACCEPTED,
+    NOT_SERVING,
+    REJECT_REASONS,
+    cause_text,
+    check_positive_errno,
+    completion_error,
+    retry_seconds,
+)
 from aiordma._base.fair_queue import FairQueue
-from aiordma._base.provider import SOFTWARE, Provider, provider_of, real_devices_are_here, software
-from aiordma._base.socket_address import address_text
-from aiordma._base.states import ConnectionState
-from aiordma._connection import connection_request, connector, gpu_staging, handshakes
+from aiordma._base.origin import Place
+from aiordma._base.process import here
+from aiordma._base.provider import (
+    CLASSES,
+    RDMA_CORE_VERSIONS,
+    SOFTWARE,
+    Provider,
+    Requirement,
+    capture,
+    provider_of,
+    rdma_core,
+    real_devices_are_here,
+    software,
+)
+from aiordma._base.socket_address import SocketAddress, address_text, pack_address, unpack_address
+from aiordma._base.states import ConnectionState, next_state
+from aiordma._connection import connection_request, connector, gpu_staging, handshakes, listener
+from aiordma._connection.connection_request import RequestTally
 from aiordma._connection.handshakes import MOST_HANDSHAKES, Handshakes
 from aiordma._connection.local_ports import MOST_ATTEMPTS
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
+from aiordma._connection.shared_source import ListenerReceives
 from aiordma._datagram import address_handles, resolution
 from aiordma._datagram.endpoint import DatagramEndpoint
 from aiordma._datagram.local_gid import find_gid
@@ -30,7 +55,7 @@ from aiordma._endpoint.keepalive import Probe
 from aiordma._endpoint.registration import make_in_thread
 from aiordma._endpoint.staging import THREAD_LIMIT
 from aiordma._loop import threads
-from aiordma._loop.event_loop import current_event_loop
+from aiordma._loop.event_loop import EventLoop, current_event_loop
 from aiordma._loop.polling import SPIN
 from aiordma._loop.threads import (
     ACCEPTS,
@@ -38,11 +63,24 @@ from aiordma._loop.threads import (
     DESTROYS,
     PEERS,
     THREAD_NAME,
+    Once,
     start_call,
 )
-from aiordma._native import COPY_LIMIT, Drain, StreamPath, ffi
+from aiordma._native import (
+    BATCH,
+    COPY_LIMIT,
+    Drain,
+    InFlightTable,
+    OpenRequests,
+    StreamPath,
+    ffi,
+    grh_ends,
+    lib,
+    take_trace,
+)
+from aiordma._native import _engine as engine
 from aiordma._requests.pool import BufferPool, Lease
-from aiordma._runtime import device_choice, reactor
+from aiordma._runtime import async_events, device_choice, hub, reactor
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor, current_reactors
@@ -53,40 +91,59 @@ from aiordma.verbs.identifier import Identifier
 
 __all__ = (
     "ACCEPTS",
+    "BACKLOG_IS_FULL",
+    "BATCH",
+    "Buffer",
+    "BufferPool",
+    "CLASSES",
     "COPY_LIMIT",
     "CREATES",
+    "ConnectionState",
     "DESTROYS",
+    "DeviceHub",
+    "Drain",
+    "Endpoint",
+    "EventLoop",
+    "Handshakes",
+    "InFlightTable",
+    "Lease",
+    "ListenerReceives",
     "MOST_ATTEMPTS",
     "MOST_HANDSHAKES",
     "NOT_ACCEPTED",
+    "NOT_SERVING",
+    "Once",
+    "OpenRequests",
     "PEERS",
-    "REJECT_REASONS",
-    "SOFTWARE",
-    "SPIN",
-    "THREAD_LIMIT",
-    "THREAD_NAME",
-    "UDP_QKEY",
-    "Buffer",
-    "BufferPool",
-    "ConnectionState",
-    "DeviceHub",
-    "Endpoint",
-    "Handshakes",
-    "Lease",
     "Phase",
+    "Place",
     "Probe",
     "Provider",
     "QueuePairAttribute",
+    "RDMA_CORE_VERSIONS",
+    "REJECT_REASONS",
+    "RequestTally",
+    "Requirement",
+    "SOFTWARE",
+    "SPIN",
     "SharedReceiveEndpoint",
+    "SocketAddress",
+    "THREAD_LIMIT",
+    "THREAD_NAME",
     "Teardown",
+    "UDP_QKEY",
     "User",
     "address_handles",
     "address_text",
     "arrivals_of",
+    "async_events",
     "calls_under_way",
+    "capture",
     "cause_text",
+    "check_positive_errno",
     "close_if_unused",
     "close_unused_reactors",
+    "completion_error",
     "completion_queue_of",
     "connection_request",
     "connector",
@@ -96,30 +153,39 @@ __all__ = (
     "drain_of",
     "endpoint",
     "endpoint_of",
+    "engine",
     "fail",
     "ffi",
     "find_gid",
     "free_sends",
     "gpu_staging",
+    "grh_ends",
     "handshakes",
     "handshakes_of",
     "handshakes_under_way",
     "has_ended",
     "has_immediate",
+    "here",
+    "hub",
     "hub_of",
     "hubs_of",
     "identifier_of",
     "is_closed",
     "kept_queues",
+    "lib",
+    "listener",
     "make_in_thread",
     "names_of",
+    "next_state",
     "open_on",
     "open_regions",
+    "pack_address",
     "pool_of",
     "probes_of",
     "provider_of",
     "queue_pair_of",
     "queues_of",
+    "rdma_core",
     "reactor",
     "reactor_of",
     "real_devices_are_here",
@@ -130,7 +196,9 @@ __all__ = (
     "staging",
     "start_call",
     "start_deregistering",
+    "take_trace",
     "threads",
+    "unpack_address",
     "unposted_of",
     "with_device",
 )

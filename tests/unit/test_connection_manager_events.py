@@ -11,18 +11,22 @@ from typing import Any
 
 import pytest
 
-from aiordma._base.enums import CmEventType
-from aiordma._base.errors import ClosedError
-from aiordma._base.options import ConnectionOptions
+from aiordma import ClosedError, ConnectionOptions, ConnectionRequest
 from aiordma._base.origin import Place
-from aiordma._base.provider import Provider, Requirement
-from aiordma._base.states import ConnectionState, next_state
 from aiordma._connection import listener
-from aiordma._connection.connection_request import ConnectionRequest, RequestTally
 from aiordma._connection.connector import failed_event
 from aiordma._connection.shared_source import ListenerReceives
-from aiordma._native import ffi, lib
+from aiordma.verbs import CmEventType
 from aiordma.verbs.event_channel import Event, EventChannel
+from tests.internals import (
+    ConnectionState,
+    Provider,
+    RequestTally,
+    Requirement,
+    ffi,
+    lib,
+    next_state,
+)
 from tests.unit.numbers_device import Loop
 from tests.unit.sources import ROOT
 

@@ -18,8 +18,7 @@ import pytest
 
 import aiordma
 from aiordma import verbs
-from aiordma._base.opening import Opening
-from aiordma._base.options import ConnectionKeywords
+from aiordma.types import ConnectionKeywords, Opening
 from tests.unit.sources import PACKAGE, ROOT
 
 CONSTRUCTED = (

@@ -6,8 +6,8 @@ from types import ModuleType
 import pytest
 
 from aiordma._base import enums
-from aiordma._native import lib
 from aiordma.verbs import capabilities
+from tests.internals import lib
 
 OPEN = (
     enums.AtomicCapability,

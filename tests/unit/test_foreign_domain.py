@@ -10,10 +10,9 @@ import pytest
 
 import aiordma
 from aiordma import Access
-from aiordma._base.provider import SOFTWARE
-from aiordma._native import ffi
 from tests.connections import connect_to
 from tests.device.players import OWN_RECEIVES, REMOTE, one_loop
+from tests.internals import SOFTWARE, ffi
 
 pytestmark = pytest.mark.anyio
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import aiordma
-from aiordma import _native, streams, types, verbs
-from aiordma._base.options import ConnectionKeywords, ConnectionOptions
+from aiordma import ConnectionOptions, streams, types, verbs
+from aiordma.types import ConnectionKeywords
 from tests.unit.sources import PACKAGE, ROOT, modules
 
 NAMES = list(modules())
@@ -130,7 +130,8 @@ def test_connecting_and_listening_take_the_options_and_explain_the_rest(
 
 
 def _binding() -> str:
-    path: str = _native._binding.__file__
+    path = importlib.import_module(f"{PACKAGE}._native._binding").__file__
+    assert path is not None
     assert path.endswith(".so")
     return path
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_members import LAST_WQE_SECONDS
 from aiordma._connection.shared_settings import SharedReceiveSettings
-from aiordma._requests.registrations import RegistrationCache
+from aiordma.types import RegistrationCache
 from tests.alike import alike
+from tests.internals import SharedReceiveEndpoint
 from tests.unit.numbers_device import Device, Loop
 
 LAST = aiordma.verbs.AsyncEventType.QP_LAST_WQE_REACHED

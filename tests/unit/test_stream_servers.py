@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiordma._connection import listener
+from tests.internals import listener
 
 
 class Closed:

@@ -11,7 +11,7 @@ import typing
 import pytest
 
 import aiordma
-from aiordma._base.arguments import Buffer
+from tests.internals import Buffer
 
 TAKES_MEMORY = (
     (aiordma.Connection.post_send, "data"),
