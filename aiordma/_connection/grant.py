@@ -17,8 +17,8 @@ The end runs in callbacks, not in a task. So no cancellation stops it half way.
 
 import math
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
+
+from anyio.abc import AsyncResource
 
 from aiordma._base.arguments import Buffer, instance, seconds, shown, wrong_type
 from aiordma._base.enums import (
@@ -52,7 +52,7 @@ _RXE = 0xFFFFFF
 not of the window."""
 
 
-class Grant:
+class Grant(AsyncResource):
     """Access of a connection's peer to a part of memory, made by `Connection.grant`.
 
     `remote` is the description for the peer. After the end of the block, or when `aclose` or
@@ -310,17 +310,6 @@ class Grant:
         self._start_ending()
         await outwait(self._ended)
         self._raise_error()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
 
 def _size_of(memory: Buffer) -> tuple[int, bool]:

@@ -5,7 +5,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import anyio
 from anyio.abc import Listener as AnyListener
@@ -553,9 +553,6 @@ class StreamListener(AnyListener[Stream]):
         Cancellation: the listener still closes, and the call returns once it is closed.
         """
         await self._listener.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     # -- for StreamServer -----------------------------------------------------------------------
 
