@@ -36,9 +36,16 @@ from aiordma._base.provider import (
 )
 from aiordma._base.socket_address import SocketAddress, address_text, pack_address, unpack_address
 from aiordma._base.states import ConnectionState, next_state
-from aiordma._connection import connection_request, connector, gpu_staging, handshakes, listener
+from aiordma._connection import (
+    connection_request,
+    connector,
+    gpu_staging,
+    handshakes,
+    listener_endpoint,
+)
 from aiordma._connection.connection_request import RequestTally
 from aiordma._connection.handshakes import MOST_HANDSHAKES, Handshakes
+from aiordma._connection.listener_endpoint import ListenerEndpoint
 from aiordma._connection.local_ports import MOST_ATTEMPTS
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_source import ListenerReceives
@@ -85,7 +92,7 @@ from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor, current_reactors
 from aiordma._runtime.teardown import Phase, Teardown
-from aiordma.streams import Stream
+from aiordma.streams import Stream, StreamListener
 from aiordma.verbs import CompletionQueue, QueuePair
 from aiordma.verbs.identifier import Identifier
 
@@ -173,7 +180,7 @@ __all__ = (
     "is_closed",
     "kept_queues",
     "lib",
-    "listener",
+    "listener_endpoint",
     "make_in_thread",
     "names_of",
     "next_state",
@@ -212,7 +219,11 @@ def endpoint_of(user: Connection) -> Endpoint: ...
 def endpoint_of(user: Datagram) -> DatagramEndpoint: ...
 @overload
 def endpoint_of(user: SharedReceiveQueue) -> SharedReceiveEndpoint: ...
-def endpoint_of(user: User | SharedReceiveQueue) -> Endpoint | SharedReceiveEndpoint:
+@overload
+def endpoint_of(user: Listener | StreamListener) -> ListenerEndpoint: ...
+def endpoint_of(
+    user: User | SharedReceiveQueue | Listener | StreamListener,
+) -> Endpoint | SharedReceiveEndpoint | ListenerEndpoint:
     return user._endpoint
 
 
@@ -297,17 +308,17 @@ def queues_of(hub: DeviceHub) -> list[CompletionQueueShare]:
 
 
 def reactor_of(listener: Listener) -> Reactor:
-    return listener._reactor
+    return listener._endpoint.reactor
 
 
 def open_on(listener: Listener) -> int:
     """How many objects of its loop are open, with the listener."""
-    return len(listener._reactor.closables)
+    return len(listener._endpoint.reactor.closables)
 
 
 def hubs_of(listener: Listener) -> list[DeviceHub]:
     """The hubs of the listener's reactor, one for each device."""
-    return list(listener._reactor._hubs.values())
+    return list(listener._endpoint.reactor._hubs.values())
 
 
 def path_of(stream: Stream) -> StreamPath:
@@ -317,22 +328,22 @@ def path_of(stream: Stream) -> StreamPath:
 
 def requests_of(listener: Listener) -> FairQueue[ConnectionRequest]:
     """The requests that wait for the program."""
-    return listener._requests
+    return listener._endpoint.requests
 
 
 def kept_queues(listener: Listener) -> list[SharedReceiveEndpoint]:
     """The shared receive queues that it has made for its connections, and not dropped."""
-    return list(listener._receives._made.values())
+    return list(listener._endpoint.receives._made.values())
 
 
 def handshakes_of(listener: Listener) -> Handshakes:
     """The accepted connections whose handshake has not finished."""
-    return listener._handshakes
+    return listener._endpoint.handshakes
 
 
 def handshakes_under_way(listener: Listener) -> int:
     """How many handshakes are in progress, or have ended and were not taken."""
-    handshakes = listener._handshakes
+    handshakes = listener._endpoint.handshakes
     return len(handshakes._running) + len(handshakes._finished)
 
 

@@ -31,7 +31,7 @@ from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
 from aiordma._connection.connector import Attempt, LocalAddresses
-from aiordma._connection.listener import Listener, listen_with
+from aiordma._connection.listener_endpoint import ListenerEndpoint, open_listener
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.several_addresses import Routes
 from aiordma.streams.ending import ClosesOnceDrained
@@ -388,7 +388,7 @@ async def listen_for_rsockets(
 ) -> "StreamListener":
     """Do the work of `listen_stream`."""
     rsockets: dict[Connection, Rsocket] = {}
-    listener = await listen_with(
+    endpoint = await open_listener(
         settings.call,
         settings.options,
         host,
@@ -399,7 +399,7 @@ async def listen_for_rsockets(
         ipv6_only=ipv6_only,
         establish=partial(_establish, settings, rsockets),
     )
-    return StreamListener(listener, settings, rsockets)
+    return StreamListener(endpoint, settings, rsockets)
 
 
 async def _establish(
@@ -429,9 +429,12 @@ class StreamListener(AnyListener[Stream]):
     """Listens for streams: `listen_stream` makes it. It is an anyio Listener."""
 
     def __init__(
-        self, listener: Listener, settings: StreamSettings, rsockets: dict[Connection, Rsocket]
+        self,
+        endpoint: ListenerEndpoint,
+        settings: StreamSettings,
+        rsockets: dict[Connection, Rsocket],
     ) -> None:
-        self._listener = listener
+        self._endpoint = endpoint
         self._settings = settings
         self._rsockets = rsockets
 
@@ -441,12 +444,12 @@ class StreamListener(AnyListener[Stream]):
     @property
     def local_address(self) -> SocketAddress | None:
         """The local (host, port)."""
-        return self._listener.local_address
+        return self._endpoint.local_address
 
     @property
     def port(self) -> int:
         """The port."""
-        return self._listener.port
+        return self._endpoint.port
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
@@ -478,7 +481,7 @@ class StreamListener(AnyListener[Stream]):
         Raises:
             DeviceRemovedError, EventLoopError, ForkError: as `_accept_any`.
         """
-        with suppress(ClosedError), self._listener._handshakes.taking_all():
+        with suppress(ClosedError), self._endpoint.handshakes.taking_all():
             while True:
                 # In no variable, which would keep the last peer's connection until the next peer.
                 await handle(*await self._accept_any())
@@ -496,8 +499,8 @@ class StreamListener(AnyListener[Stream]):
             except (EventLoopError, ForkError):
                 raise
             except Exception as error:
-                if isinstance(error, RdmaError) and self._listener._has_ended:
-                    raise self._listener._end_error() from None  # this may be a handshake's
+                if isinstance(error, RdmaError) and self._endpoint.has_ended:
+                    raise self._endpoint.end_error() from None  # this may be a handshake's
                 is_peers = isinstance(error, ConnectionError)
                 level = logging.INFO if is_peers else logging.WARNING
                 logger.log(level, "a stream was not accepted: %s", cause_text(error))
@@ -505,7 +508,7 @@ class StreamListener(AnyListener[Stream]):
                     await anyio.sleep(ACCEPT_AGAIN_SECONDS)
 
     async def _accept(self) -> tuple[Connection, Rsocket]:
-        connection = (await self._listener._accept()).take()
+        connection = (await self._endpoint.accept()).take()
         return connection, self._rsockets.pop(connection)
 
     async def serve(
@@ -552,21 +555,21 @@ class StreamListener(AnyListener[Stream]):
 
         Cancellation: the listener still closes, and the call returns once it is closed.
         """
-        await self._listener.aclose()
+        await self._endpoint.aclose()
 
     # -- for StreamServer -----------------------------------------------------------------------
 
     def _socket(self) -> StreamSocket | None:
         """Return what stands in for the listening socket; None once the listener is closed."""
         address = self.local_address
-        if self._listener._closed or address is None:
+        if self._endpoint.is_closed or address is None:
             return None
         return StreamSocket(address, buffer_sizes=(self._settings.ring_bytes,) * 2)
 
     def _set_serving(self, is_serving: bool) -> None:
         """Accept peers, as a new listener does, or reject each at once."""
-        self._listener._is_serving = is_serving
+        self._endpoint.is_serving = is_serving
 
     def _close_soon(self) -> None:
         """Stop listening, and close in the background. `aclose` waits for the end."""
-        self._listener._teardown.close()
+        self._endpoint.teardown.close()

@@ -13,7 +13,6 @@ import pytest
 
 from aiordma import ClosedError, ConnectionOptions, ConnectionRequest
 from aiordma._base.origin import Place
-from aiordma._connection import listener
 from aiordma._connection.connector import failed_event
 from aiordma._connection.shared_source import ListenerReceives
 from aiordma.verbs import CmEventType
@@ -25,6 +24,7 @@ from tests.internals import (
     Requirement,
     ffi,
     lib,
+    listener_endpoint,
     next_state,
 )
 from tests.unit.numbers_device import Loop
@@ -146,9 +146,9 @@ def request_effect(kind: CmEventType) -> str:
 
 
 def listener_effect(kind: CmEventType, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(listener, "Identifier", identifier)
+    monkeypatch.setattr(listener_endpoint, "Identifier", identifier)
     reactor: Any = FakeReactor()
-    listening = listener.Listener(
+    listening = listener_endpoint.ListenerEndpoint(
         reactor,
         identifier(),
         ConnectionOptions(),
@@ -156,15 +156,16 @@ def listener_effect(kind: CmEventType, monkeypatch: pytest.MonkeyPatch) -> str:
         Requirement("auto"),
         1.0,
         NO_SHARED_RECEIVES,
+        ConnectionRequest._open,
     )
     (handle,) = reactor.handlers
     handle(event(kind))
-    listening._teardown.is_closing = True  # or it would warn that it was not closed
-    for request in listening._requests:
+    listening.teardown.is_closing = True  # or it would warn that it was not closed
+    for request in listening.requests:
         request._answered = True
-    if listening._failure is not None:
-        return type(listening._failure).__name__
-    return "a request" if listening._requests else NOTHING
+    if listening.failure is not None:
+        return type(listening.failure).__name__
+    return "a request" if listening.requests else NOTHING
 
 
 def test_the_table_has_a_row_for_each_event_and_for_newer_ones() -> None:
