@@ -8,17 +8,9 @@ import anyio
 
 from aiordma import Connection, ConnectionRequest, Datagram, Listener, SharedReceiveQueue
 from aiordma._base.arguments import Buffer
+from aiordma._base.calls import check_positive_errno
 from aiordma._base.enums import QueuePairAttribute, names_of
-from aiordma._base.errors import (
-    BACKLOG_IS_FULL,
-    NOT_ACCEPTED,
-    NOT_SERVING,
-    REJECT_REASONS,
-    cause_text,
-    check_positive_errno,
-    completion_error,
-    retry_seconds,
-)
+from aiordma._base.errors import cause_text, completion_error, retry_seconds
 from aiordma._base.fair_queue import FairQueue
 from aiordma._base.origin import Place
 from aiordma._base.process import here
@@ -34,6 +26,7 @@ from aiordma._base.provider import (
     real_devices_are_here,
     software,
 )
+from aiordma._base.rejections import BACKLOG_IS_FULL, NOT_ACCEPTED, NOT_SERVING, REJECT_REASONS
 from aiordma._base.socket_address import SocketAddress, address_text, pack_address, unpack_address
 from aiordma._base.states import ConnectionState, next_state
 from aiordma._connection import (

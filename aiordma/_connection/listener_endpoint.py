@@ -14,8 +14,6 @@ from functools import partial
 from aiordma._base.arguments import seconds, whole_number, wrong_type
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import (
-    BACKLOG_IS_FULL,
-    NOT_SERVING,
     BusyError,
     ClosedError,
     DeviceRemovedError,
@@ -28,6 +26,7 @@ from aiordma._base.options import ConnectionOptions
 from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider, Requirement
+from aiordma._base.rejections import BACKLOG_IS_FULL, NOT_SERVING
 from aiordma._base.socket_address import SocketAddress, address_text, unpack_address
 from aiordma._base.statistics import ListenerStatistics
 from aiordma._base.weak_items import WeakItems

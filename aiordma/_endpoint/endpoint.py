@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from aiordma._base.calls import check_positive_errno
 from aiordma._base.enums import AsyncEventType, CmEventType, QueuePairType
 from aiordma._base.enums import WorkCompletionStatus as Status
 from aiordma._base.errors import (
@@ -21,7 +22,6 @@ from aiordma._base.errors import (
     FlushedError,
     PeerGoneError,
     VerbsCallError,
-    check_positive_errno,
     completion_error,
     detached,
 )

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from aiordma._base.errors import NoDeviceError, check_pointer
+from aiordma._base.calls import check_pointer
+from aiordma._base.errors import NoDeviceError
 from aiordma._base.provider import Provider
 from aiordma._base.socket_address import SocketAddress
 from aiordma._native import ffi

@@ -13,7 +13,6 @@ from anyio.abc import SocketAttribute, TaskGroup
 
 from aiordma._base.arguments import seconds_within, whole_number
 from aiordma._base.errors import (
-    NOT_ACCEPTED,
     ClosedError,
     ConnectTimeoutError,
     EventLoopError,
@@ -22,10 +21,10 @@ from aiordma._base.errors import (
     StreamProtocolError,
     VerbsCallError,
     cause_text,
-    is_backlog_full,
 )
 from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionOptions
+from aiordma._base.rejections import NOT_ACCEPTED, is_backlog_full
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection

@@ -11,17 +11,9 @@ from mmap import PAGESIZE
 from typing import Any, TypeAlias
 
 from aiordma._base.arguments import Buffer, member, shown, whole_number, wrong_type
+from aiordma._base.calls import UNSUPPORTED, check_pointer, check_positive_errno, check_supported
 from aiordma._base.enums import REMOTE_ACCESS, REMOTE_WRITING, Access, MemoryAdvice, names_of
-from aiordma._base.errors import (
-    UNSUPPORTED,
-    BusyError,
-    ClosedError,
-    NotSupportedError,
-    VerbsCallError,
-    check_pointer,
-    check_positive_errno,
-    check_supported,
-)
+from aiordma._base.errors import BusyError, ClosedError, NotSupportedError, VerbsCallError
 from aiordma._base.ranges import RemoteMemory, resolve_slice
 from aiordma._native import Part, RegionBase, ffi, given, leak, lib
 from aiordma.verbs.buffers import address_of, registrable_view
