@@ -51,15 +51,15 @@ from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
 from aiordma._connection.connector import connect, prepare_connection
 from aiordma._connection.domain import Domain
-from aiordma._connection.domain_source import open_domain
 from aiordma._connection.listener import Listener, listen
+from aiordma._connection.open_domain import open_domain
+from aiordma._connection.open_shared_receive import open_shared_receive
 from aiordma._connection.rails import Rails, open_rails
 from aiordma._connection.reconnecting import reconnecting
 from aiordma._connection.shared_receive import SharedReceiveQueue
-from aiordma._connection.shared_source import open_shared_receive
 from aiordma._connection.unmanaged_connection import QueuePairAddress, open_queue_pair
 from aiordma._datagram.datagram import Datagram
-from aiordma._datagram.datagram_source import open_datagram
+from aiordma._datagram.open_datagram import open_datagram
 from aiordma._datagram.peer import DatagramPeer
 from aiordma._loop.polling import new_event_loop, run
 from aiordma._requests.request import WorkRequest

@@ -39,9 +39,9 @@ from aiordma._connection import (
 from aiordma._connection.connection_request import RequestTally
 from aiordma._connection.handshakes import MOST_HANDSHAKES, Handshakes
 from aiordma._connection.listener_endpoint import ListenerEndpoint
+from aiordma._connection.listener_receives import ListenerReceives
 from aiordma._connection.local_ports import MOST_ATTEMPTS
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
-from aiordma._connection.shared_source import ListenerReceives
 from aiordma._datagram import address_handles, resolution
 from aiordma._datagram.endpoint import DatagramEndpoint
 from aiordma._datagram.local_gid import find_gid

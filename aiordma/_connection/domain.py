@@ -1,6 +1,6 @@
 """Domains: memory that outlives connections, and connections whose memory is kept apart.
 
-`open_domain` (domain_source.py) makes a Domain. This module also checks the argument `domain=` of
+`open_domain` (open_domain.py) makes a Domain. This module also checks the argument `domain=` of
 the functions that open connections, and finds the domain of each connection.
 """
 

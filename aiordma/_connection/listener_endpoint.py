@@ -33,9 +33,9 @@ from aiordma._base.weak_items import WeakItems
 from aiordma._connection.connection_request import ConnectionRequest, RequestTally
 from aiordma._connection.domain import DomainArgument
 from aiordma._connection.handshakes import Acceptance, Establish, Handshakes
+from aiordma._connection.listener_receives import ListenerReceives
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.shared_receive import SharedReceiveQueue
-from aiordma._connection.shared_source import ListenerReceives
 from aiordma._loop.event_loop import Waiter, require_here
 from aiordma._loop.threads import Once, outwait
 from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address

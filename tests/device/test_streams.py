@@ -17,7 +17,7 @@ import pytest
 from anyio.abc import SocketAttribute
 
 import aiordma
-from aiordma.streams import Stream, StreamOptions, connect_stream, listen_stream, opening
+from aiordma.streams import Stream, StreamOptions, connect_stream, connecting, listen_stream
 from aiordma.streams.protocol import Hello
 from aiordma.streams.stream import COPY_BYTES
 from tests.device.players import Outcome, one_loop, until
@@ -483,7 +483,7 @@ async def test_serving_goes_on_after_a_shortage(
         await listener.aclose()
         raise endpoint_of(listener).end_error()
 
-    monkeypatch.setattr("aiordma.streams.opening.ACCEPT_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("aiordma.streams.listener.ACCEPT_AGAIN_SECONDS", 0.01)
     async with listen_stream(ADDRESS) as listener:
         monkeypatch.setattr(endpoint_of(listener), "accept", failing)
         with caplog.at_level("INFO", "aiordma"):
@@ -554,9 +554,9 @@ async def test_pauses_for_a_full_backlog_leave_time_for_the_answer(
         counts = endpoint_of(listener).statistics
         connect = partial(connect_stream, ADDRESS, listener.port)
         scope, second = anyio.CancelScope(), Outcome()
-        pause = opening._FullBacklog.pause
+        pause = connecting._FullBacklog.pause
 
-        async def pause_until_it_is_empty(waits: opening._FullBacklog) -> None:
+        async def pause_until_it_is_empty(waits: connecting._FullBacklog) -> None:
             scope.cancel()
             await until(lambda: counts().waiting == 0)
             await pause(waits)
@@ -565,8 +565,8 @@ async def test_pauses_for_a_full_backlog_leave_time_for_the_answer(
             with scope:
                 await connect()
 
-        monkeypatch.setattr(opening, "FULL_SECONDS", 1000.0)
-        monkeypatch.setattr(opening._FullBacklog, "pause", pause_until_it_is_empty)
+        monkeypatch.setattr(connecting, "FULL_SECONDS", 1000.0)
+        monkeypatch.setattr(connecting._FullBacklog, "pause", pause_until_it_is_empty)
         group.start_soon(fill)
         await until(lambda: counts().waiting == 1)
         await second.of(partial(connect, timeout=1.0))  # it waits in the backlog, and in vain

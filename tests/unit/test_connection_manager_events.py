@@ -14,7 +14,7 @@ import pytest
 from aiordma import ClosedError, ConnectionOptions, ConnectionRequest
 from aiordma._base.origin import Place
 from aiordma._connection.connector import failed_event
-from aiordma._connection.shared_source import ListenerReceives
+from aiordma._connection.listener_receives import ListenerReceives
 from aiordma.verbs import CmEventType
 from aiordma.verbs.event_channel import Event, EventChannel
 from tests.internals import (
