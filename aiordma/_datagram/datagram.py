@@ -18,8 +18,8 @@ from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
 from aiordma._base.statistics import RequestStatistics
 from aiordma._connection.connection import ConnectionInfo
-from aiordma._connection.posts import Posts
-from aiordma._connection.works import message_work, send_flags
+from aiordma._connection.general_path import GeneralPath
+from aiordma._connection.operations import message_work, send_flags
 from aiordma._datagram.address_handles import PeerHandle
 from aiordma._datagram.endpoint import DatagramEndpoint
 from aiordma._datagram.message import DatagramMessage, DatagramReceive
@@ -69,7 +69,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         self._endpoint = endpoint
         self._staging = Staging(endpoint)
         self._port = endpoint.work.port
-        self._posts = Posts(endpoint, self._staging, endpoint.work.sends)
+        self._general = GeneralPath(endpoint, self._staging, endpoint.work.sends)
         self._host = host
         self._local = endpoint.local_address
         assert endpoint.received is not None
@@ -493,7 +493,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         slot: Slot | None = None,
     ) -> WorkRequest:
         work.address, work.held = handle.handle, [handle]
-        request = self._posts.post(work, self._staging.source, parts, where, slot)
+        request = self._general.post(work, self._staging.source, parts, where, slot)
         if isinstance(peer, DatagramPeer) and not handle.handle.closed:
             # The port posts the next datagrams to this peer. (A group can be left.)
             address = int(ffi.cast("uintptr_t", handle.handle.pointer))
