@@ -6,6 +6,7 @@ from typing import TypeAlias, overload
 
 import anyio
 
+import aiordma._native._engine as engine
 from aiordma import Connection, ConnectionRequest, Datagram, Listener, SharedReceiveQueue
 from aiordma._base.arguments import Buffer
 from aiordma._base.calls import check_positive_errno
@@ -78,7 +79,6 @@ from aiordma._native import (
     lib,
     take_trace,
 )
-from aiordma._native import _engine as engine
 from aiordma._requests.pool import BufferPool, Lease
 from aiordma._runtime import async_events, device_choice, hub, reactor
 from aiordma._runtime.device_choice import with_device

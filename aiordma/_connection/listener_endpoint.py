@@ -169,7 +169,7 @@ class ListenerEndpoint:
         receives: ListenerReceives,
         establish: Establish,
     ) -> None:
-        self.process = here.pid
+        self.process: int = here.pid
         self.reactor = reactor
         self.options = options
         self._accept_timeout = accept_timeout
@@ -185,9 +185,9 @@ class ListenerEndpoint:
         self._requirement = requirement
         self.requests: FairQueue[ConnectionRequest] = FairQueue()
         self._waiters: deque[Waiter] = deque()
-        self.is_closed = False
+        self.is_closed: bool = False
         self.failure: DeviceRemovedError | None = None
-        self.is_serving = True
+        self.is_serving: bool = True
         """Whether peers are accepted. Else each is rejected at once."""
         self._leaving = 0  # requests that are being rejected
         self._all_left = Once(reactor.loop)
@@ -195,7 +195,7 @@ class ListenerEndpoint:
         self._arrived = self._backlog_full = self._strangers = 0
         self._stranger_hosts: set[tuple[str, bool]] = set()
         _open.add(self)
-        self.handshakes = Handshakes(
+        self.handshakes: Handshakes = Handshakes(
             reactor.loop,
             self.requests,
             establish,
@@ -203,7 +203,7 @@ class ListenerEndpoint:
             self._count_leaving,
             self._has_left,
         )
-        self.teardown = Teardown(reactor, self)
+        self.teardown: Teardown = Teardown(reactor, self)
         reactor.subscribe(identifier, self._handle)
 
     def __repr__(self) -> str:

@@ -301,7 +301,8 @@ async def taking(
         if kind == "streams":
             async with streams.listen_stream(ADDRESS, accept_timeout=3600.0) as listening:
                 group.start_soon(accept_all, listening)
-                yield listening._listener, lambda port: streams.connect_stream(ADDRESS, port)
+                face = aiordma.Listener(endpoint_of(listening))
+                yield face, lambda port: streams.connect_stream(ADDRESS, port)
                 group.cancel_scope.cancel()
             return
         async with listen() as listener:

@@ -45,7 +45,7 @@ def test_a_value_is_the_wires(member: int) -> None:
         (module, name)
         for module in (enums, capabilities)
         for name in module.__all__
-        if isinstance(getattr(module, name), type)
+        if isinstance(kind := getattr(module, name), type) and issubclass(kind, enum.Enum)
     ],
     ids=str,
 )
