@@ -31,12 +31,7 @@ WAITED = 2
 AWAITED = ("__aenter__", "__aexit__", "__anext__", "__await__")
 WITHOUT_WAIT = {
     "Connection.__aenter__",
-    "Domain.__aenter__",
-    "Grant.__aenter__",
-    "Rails.__aenter__",
     "Session.__aenter__",
-    "SharedReceiveQueue.__aenter__",
-    "StreamListener.__aenter__",
 }
 """They return the object, and wait for nothing."""
 FORWARDS = {
