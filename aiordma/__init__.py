@@ -31,7 +31,6 @@ from aiordma._base.errors import (
     NoMemoryError,
     NotPostedError,
     NotSupportedError,
-    PartialPostError,
     PeerGoneError,
     QueueFullError,
     RdmaConnectionError,
@@ -48,54 +47,38 @@ from aiordma._base.errors import (
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.blocks import Blocks
-from aiordma._connection.chain import Chain
-from aiordma._connection.connection import Connection, ConnectionInfo
+from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
 from aiordma._connection.connector import connect, prepare_connection
-from aiordma._connection.counter import Counter
 from aiordma._connection.domain import Domain
-from aiordma._connection.domain_source import open_domain
-from aiordma._connection.grant import Grant
 from aiordma._connection.listener import Listener, listen
-from aiordma._connection.messages import Message
+from aiordma._connection.open_domain import open_domain
+from aiordma._connection.open_shared_receive import open_shared_receive
 from aiordma._connection.rails import Rails, open_rails
 from aiordma._connection.reconnecting import reconnecting
 from aiordma._connection.shared_receive import SharedReceiveQueue
-from aiordma._connection.shared_source import open_shared_receive
-from aiordma._connection.unmanaged_connection import (
-    QueuePairAddress,
-    UnmanagedConnection,
-    open_queue_pair,
-)
+from aiordma._connection.unmanaged_connection import QueuePairAddress, open_queue_pair
 from aiordma._datagram.datagram import Datagram
-from aiordma._datagram.datagram_source import open_datagram
-from aiordma._datagram.message import DatagramMessage
+from aiordma._datagram.open_datagram import open_datagram
 from aiordma._datagram.peer import DatagramPeer
-from aiordma._endpoint.windows import BoundWindow
 from aiordma._loop.polling import new_event_loop, run
 from aiordma._requests.request import WorkRequest
 from aiordma._runtime.address_lookup import devices, resolve
 from aiordma._runtime.device_statistics import statistics
 from aiordma._runtime.tracing import trace
-from aiordma.verbs.completion import WorkCompletion
-from aiordma.verbs.memory import MemoryRegion, MemorySlice
+from aiordma.verbs.memory import MemoryRegion
 
 __all__ = (
     "Access",
     "AddressError",
     "Blocks",
-    "BoundWindow",
     "BusyError",
-    "Chain",
     "ClosedError",
     "ConnectTimeoutError",
     "Connection",
-    "ConnectionInfo",
     "ConnectionOptions",
     "ConnectionRequest",
-    "Counter",
     "Datagram",
-    "DatagramMessage",
     "DatagramPeer",
     "DeviceEventError",
     "DeviceRemovedError",
@@ -106,17 +89,13 @@ __all__ = (
     "EventLoopError",
     "FlushedError",
     "ForkError",
-    "Grant",
     "Listener",
     "MemoryRegion",
-    "MemorySlice",
-    "Message",
     "MulticastError",
     "NoDeviceError",
     "NoMemoryError",
     "NotPostedError",
     "NotSupportedError",
-    "PartialPostError",
     "PeerGoneError",
     "QueueFullError",
     "QueuePairAddress",
@@ -130,10 +109,8 @@ __all__ = (
     "RetryExceededError",
     "RouteError",
     "SharedReceiveQueue",
-    "UnmanagedConnection",
     "UnreachableError",
     "VerbsCallError",
-    "WorkCompletion",
     "WorkCompletionError",
     "WorkRequest",
     "connect",

@@ -50,7 +50,7 @@ class End:
         for state in states:
             self.pair.modify(**self.identifier.init_qp_attr(state))
 
-    def completion(self) -> aiordma.WorkCompletion:
+    def completion(self) -> aiordma.verbs.WorkCompletion:
         while not (found := self.queue.poll(1)):
             pass
         return found[0]

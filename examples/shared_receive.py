@@ -38,7 +38,7 @@ async def serve(shared: aiordma.SharedReceiveQueue, listener: aiordma.Listener) 
         for block, request in zip(blocks, shared.post_srq_recv(blocks), strict=True):
             request.add_done_callback(partial(arrived, block))
 
-    def arrived(block: aiordma.MemorySlice, request: aiordma.WorkRequest) -> None:
+    def arrived(block: aiordma.types.MemorySlice, request: aiordma.WorkRequest) -> None:
         if request.exception() is not None:
             return  # it was left over as the queue closed
         completion = request.result()

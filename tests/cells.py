@@ -48,7 +48,7 @@ class Cell:
         return self.future is None and not self.is_lent and not self.readers
 
     @property
-    def memory(self) -> aiordma.MemorySlice:
+    def memory(self) -> aiordma.types.MemorySlice:
         """The registered memory."""
         return self.arena.region[self._start : self._start + self.size]
 

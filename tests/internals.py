@@ -1,20 +1,46 @@
 """What tests need below the public API: to count what is held, and to break what cannot be broken
-from outside. The endpoint below a public object, and a listener's own, are reached here only."""
+from outside. A private module is imported here and in its own test only, so that its successor
+changes two files."""
 
 from typing import TypeAlias, overload
 
 import anyio
 
+import aiordma._native._engine as engine
 from aiordma import Connection, ConnectionRequest, Datagram, Listener, SharedReceiveQueue
 from aiordma._base.arguments import Buffer
+from aiordma._base.calls import check_positive_errno
 from aiordma._base.enums import QueuePairAttribute, names_of
-from aiordma._base.errors import NOT_ACCEPTED, REJECT_REASONS, cause_text, retry_seconds
+from aiordma._base.errors import cause_text, completion_error, retry_seconds
 from aiordma._base.fair_queue import FairQueue
-from aiordma._base.provider import SOFTWARE, Provider, provider_of, real_devices_are_here, software
-from aiordma._base.socket_address import address_text
-from aiordma._base.states import ConnectionState
-from aiordma._connection import connection_request, connector, gpu_staging, handshakes
+from aiordma._base.origin import Place
+from aiordma._base.process import here
+from aiordma._base.provider import (
+    CLASSES,
+    RDMA_CORE_VERSIONS,
+    SOFTWARE,
+    Provider,
+    Requirement,
+    capture,
+    provider_of,
+    rdma_core,
+    real_devices_are_here,
+    software,
+)
+from aiordma._base.rejections import BACKLOG_IS_FULL, NOT_ACCEPTED, NOT_SERVING, REJECT_REASONS
+from aiordma._base.socket_address import SocketAddress, address_text, pack_address, unpack_address
+from aiordma._base.states import NEXT_STATES, ConnectionState
+from aiordma._connection import (
+    connection_request,
+    connector,
+    gpu_staging,
+    handshakes,
+    listener_endpoint,
+)
+from aiordma._connection.connection_request import RequestTally
 from aiordma._connection.handshakes import MOST_HANDSHAKES, Handshakes
+from aiordma._connection.listener_endpoint import ListenerEndpoint
+from aiordma._connection.listener_receives import ListenerReceives
 from aiordma._connection.local_ports import MOST_ATTEMPTS
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._datagram import address_handles, resolution
@@ -30,7 +56,7 @@ from aiordma._endpoint.keepalive import Probe
 from aiordma._endpoint.registration import make_in_thread
 from aiordma._endpoint.staging import THREAD_LIMIT
 from aiordma._loop import threads
-from aiordma._loop.event_loop import current_event_loop
+from aiordma._loop.event_loop import EventLoop, current_event_loop
 from aiordma._loop.polling import SPIN
 from aiordma._loop.threads import (
     ACCEPTS,
@@ -38,55 +64,93 @@ from aiordma._loop.threads import (
     DESTROYS,
     PEERS,
     THREAD_NAME,
+    Once,
     start_call,
 )
-from aiordma._native import COPY_LIMIT, Drain, StreamPath, ffi
+from aiordma._native import (
+    BATCH,
+    COPY_LIMIT,
+    Drain,
+    InFlightTable,
+    OpenRequests,
+    StreamPath,
+    Waiter,
+    call_at_end,
+    call_then_run,
+    ffi,
+    grh_ends,
+    lib,
+    take_trace,
+)
 from aiordma._requests.pool import BufferPool, Lease
-from aiordma._runtime import device_choice, reactor
+from aiordma._runtime import async_events, device_choice, hub, reactor
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor, current_reactors
 from aiordma._runtime.teardown import Phase, Teardown
-from aiordma.streams import Stream
+from aiordma.streams import Stream, StreamListener
 from aiordma.verbs import CompletionQueue, QueuePair
 from aiordma.verbs.identifier import Identifier
 
 __all__ = (
+    "NEXT_STATES",
     "ACCEPTS",
+    "BACKLOG_IS_FULL",
+    "BATCH",
+    "Buffer",
+    "BufferPool",
+    "CLASSES",
     "COPY_LIMIT",
     "CREATES",
+    "ConnectionState",
     "DESTROYS",
+    "DeviceHub",
+    "Drain",
+    "Endpoint",
+    "EventLoop",
+    "Handshakes",
+    "InFlightTable",
+    "Lease",
+    "ListenerReceives",
     "MOST_ATTEMPTS",
     "MOST_HANDSHAKES",
     "NOT_ACCEPTED",
+    "NOT_SERVING",
+    "Once",
+    "OpenRequests",
     "PEERS",
-    "REJECT_REASONS",
-    "SOFTWARE",
-    "SPIN",
-    "THREAD_LIMIT",
-    "THREAD_NAME",
-    "UDP_QKEY",
-    "Buffer",
-    "BufferPool",
-    "ConnectionState",
-    "DeviceHub",
-    "Endpoint",
-    "Handshakes",
-    "Lease",
     "Phase",
+    "Place",
     "Probe",
     "Provider",
     "QueuePairAttribute",
+    "RDMA_CORE_VERSIONS",
+    "REJECT_REASONS",
+    "RequestTally",
+    "Requirement",
+    "SOFTWARE",
+    "SPIN",
     "SharedReceiveEndpoint",
+    "SocketAddress",
+    "THREAD_LIMIT",
+    "THREAD_NAME",
     "Teardown",
+    "UDP_QKEY",
     "User",
+    "Waiter",
     "address_handles",
     "address_text",
     "arrivals_of",
+    "async_events",
+    "call_at_end",
+    "call_then_run",
     "calls_under_way",
+    "capture",
     "cause_text",
+    "check_positive_errno",
     "close_if_unused",
     "close_unused_reactors",
+    "completion_error",
     "completion_queue_of",
     "connection_request",
     "connector",
@@ -96,30 +160,38 @@ __all__ = (
     "drain_of",
     "endpoint",
     "endpoint_of",
+    "engine",
     "fail",
     "ffi",
     "find_gid",
     "free_sends",
     "gpu_staging",
+    "grh_ends",
     "handshakes",
     "handshakes_of",
     "handshakes_under_way",
     "has_ended",
     "has_immediate",
+    "here",
+    "hub",
     "hub_of",
     "hubs_of",
     "identifier_of",
     "is_closed",
     "kept_queues",
+    "lib",
+    "listener_endpoint",
     "make_in_thread",
     "names_of",
     "open_on",
     "open_regions",
+    "pack_address",
     "pool_of",
     "probes_of",
     "provider_of",
     "queue_pair_of",
     "queues_of",
+    "rdma_core",
     "reactor",
     "reactor_of",
     "real_devices_are_here",
@@ -130,7 +202,9 @@ __all__ = (
     "staging",
     "start_call",
     "start_deregistering",
+    "take_trace",
     "threads",
+    "unpack_address",
     "unposted_of",
     "with_device",
 )
@@ -144,7 +218,11 @@ def endpoint_of(user: Connection) -> Endpoint: ...
 def endpoint_of(user: Datagram) -> DatagramEndpoint: ...
 @overload
 def endpoint_of(user: SharedReceiveQueue) -> SharedReceiveEndpoint: ...
-def endpoint_of(user: User | SharedReceiveQueue) -> Endpoint | SharedReceiveEndpoint:
+@overload
+def endpoint_of(user: Listener | StreamListener) -> ListenerEndpoint: ...
+def endpoint_of(
+    user: User | SharedReceiveQueue | Listener | StreamListener,
+) -> Endpoint | SharedReceiveEndpoint | ListenerEndpoint:
     return user._endpoint
 
 
@@ -229,17 +307,17 @@ def queues_of(hub: DeviceHub) -> list[CompletionQueueShare]:
 
 
 def reactor_of(listener: Listener) -> Reactor:
-    return listener._reactor
+    return listener._endpoint.reactor
 
 
 def open_on(listener: Listener) -> int:
     """How many objects of its loop are open, with the listener."""
-    return len(listener._reactor.closables)
+    return len(listener._endpoint.reactor.closables)
 
 
 def hubs_of(listener: Listener) -> list[DeviceHub]:
     """The hubs of the listener's reactor, one for each device."""
-    return list(listener._reactor._hubs.values())
+    return list(listener._endpoint.reactor._hubs.values())
 
 
 def path_of(stream: Stream) -> StreamPath:
@@ -249,22 +327,22 @@ def path_of(stream: Stream) -> StreamPath:
 
 def requests_of(listener: Listener) -> FairQueue[ConnectionRequest]:
     """The requests that wait for the program."""
-    return listener._requests
+    return listener._endpoint.requests
 
 
 def kept_queues(listener: Listener) -> list[SharedReceiveEndpoint]:
     """The shared receive queues that it has made for its connections, and not dropped."""
-    return list(listener._receives._made.values())
+    return list(listener._endpoint.receives._made.values())
 
 
 def handshakes_of(listener: Listener) -> Handshakes:
     """The accepted connections whose handshake has not finished."""
-    return listener._handshakes
+    return listener._endpoint.handshakes
 
 
 def handshakes_under_way(listener: Listener) -> int:
     """How many handshakes are in progress, or have ended and were not taken."""
-    handshakes = listener._handshakes
+    handshakes = listener._endpoint.handshakes
     return len(handshakes._running) + len(handshakes._finished)
 
 

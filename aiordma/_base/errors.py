@@ -1,4 +1,4 @@
-"""The exception classes, and the functions that check the results of C calls.
+"""The exception classes.
 
 The class states the kind of failure. `VerbsCallError`: a call into C failed; the text has a hint.
 `WorkCompletionError`: a posted request failed. `RdmaConnectionError`: the peer, or the path to it,
@@ -20,17 +20,10 @@ import anyio
 from aiordma._base.enums import AsyncEventType
 from aiordma._base.enums import WorkCompletionStatus as Status
 from aiordma._base.hints import hint as hint_for
-from aiordma._native import ffi, given
+from aiordma._native import given
 
 __all__ = (
-    "BACKLOG_IS_FULL",
-    "NOT_ACCEPTED",
-    "NOT_SERVING",
-    "PLAIN_TCP",
-    "REJECT_REASONS",
-    "REJECT_TEXTS",
     "TCP_SECONDS",
-    "UNSUPPORTED",
     "AddressError",
     "BusyError",
     "ClosedError",
@@ -69,16 +62,8 @@ __all__ = (
     "VerbsCallError",
     "WorkCompletionError",
     "cause_text",
-    "check_minus_one",
-    "check_negative_errno",
-    "check_pointer",
-    "check_positive_errno",
-    "check_supported",
     "completion_error",
     "detached",
-    "is_backlog_full",
-    "is_listeners_answer",
-    "is_programs_answer",
     "leaf_errors",
     "retry_seconds",
 )
@@ -739,114 +724,3 @@ class StreamProtocolError(RdmaConnectionError, anyio.BrokenResourceError):
     Use `aiordma.streams` or rsockets on both sides."""
 
     _usual_errno = errno_module.EPROTO
-
-
-BACKLOG_IS_FULL: bytes = b"the listener's backlog is full"
-"""The private data of a rejection because of a full backlog."""
-NOT_SERVING: bytes = b"the server does not serve yet"
-"""The private data of a rejection before a server of streams was started."""
-
-REJECT_TEXTS: dict[bytes, str] = {
-    BACKLOG_IS_FULL: (
-        "the listener's backlog is full, because peers arrive faster than it accepts them: try "
-        "again after a pause, or give the listener a larger backlog="
-    ),
-    NOT_SERVING: "the server does not serve yet: try again after its start_serving()",
-}
-"""What the private data of aiordma's own listeners mean."""
-
-PLAIN_TCP: str = "a plain TCP server"
-NOT_ACCEPTED: str = (
-    f": the program that listens there does not accept now, or it is {PLAIN_TCP}, which waits for "
-    "a request of its own protocol"
-)
-"""Why a wait for an accept on iWARP can take too long."""
-
-REJECT_REASONS: dict[int, str] = {
-    1: "the peer has no queue pair left",
-    3: "the peer has no resources left",
-    4: "the peer's connection manager timed out",
-    5: "the peer does not support the request",
-    8: "no program listens on that port (a device's addresses also need a moment after it appears)",
-    10: "the queue pair number is still in use at the peer: try again",
-    28: "the peer's program refused",
-    35: "the peer does not take these options (ECE): try without",
-    -errno_module.ECONNREFUSED: "no program listens on that port, or the peer's program refused",
-    -errno_module.ECONNRESET: (
-        "the peer closed the TCP connection in the handshake: its program ended, or the program "
-        "that listens there does not speak iWARP (MPA)"
-    ),
-    -errno_module.EPROTO: (
-        f"the program that listens there does not speak iWARP (MPA); it may be {PLAIN_TCP}"
-    ),
-    -errno_module.ETIMEDOUT: "the peer did not answer",
-}
-
-
-def is_backlog_full(error: BaseException) -> bool:
-    """Return whether an aiordma listener rejected the request because its backlog is full."""
-    return isinstance(error, RejectedError) and _said(error) == BACKLOG_IS_FULL
-
-
-def is_listeners_answer(error: BaseException) -> bool:
-    """Return whether an aiordma listener rejected the request without its program, and said why."""
-    return isinstance(error, RejectedError) and _said(error) in REJECT_TEXTS
-
-
-def is_programs_answer(error: BaseException) -> bool:
-    """Return whether the peer's program rejected the request, and said why in private data."""
-    return isinstance(error, RejectedError) and _said(error) not in {b"", *REJECT_TEXTS}
-
-
-def _said(error: RejectedError) -> bytes:
-    return error.private_data.rstrip(b"\0")  # InfiniBand and RoCE pad it with zeros
-
-
-# ---------------------------------------------------------------------------------------------
-# One checker for each return convention
-
-_UNSAID = errno_module.EIO  # for a call that failed without setting errno
-
-
-def check_positive_errno(result: int, call: str, hint: str | None = None) -> None:
-    """Check the result of most verbs: 0, or a positive errno."""
-    if result:
-        # Some drivers return -1 and set errno, or return -errno, contrary to the man page.
-        if result < -1:
-            result = -result
-        raise VerbsCallError(result if result > 0 else ffi.errno or _UNSAID, call, hint)
-
-
-UNSUPPORTED: frozenset[int] = frozenset({errno_module.EOPNOTSUPP, errno_module.ENOSYS, 524})
-"""Errnos of a call that the device or its library does not have. 524 is the kernel's internal
-ENOTSUPP, which has no name in C: some drivers let it out."""
-
-
-def check_supported(error: int, what: str, device: str) -> None:
-    """Raise if the errno of a call means that the device does not support it.
-
-    Raises:
-        NotSupportedError: the device or its library lacks the call.
-    """
-    if error in UNSUPPORTED:
-        raise NotSupportedError(f"{what}: {device} or its library cannot")
-
-
-def check_minus_one(result: int, call: str, hint: str | None = None) -> None:
-    """Check the result of the rdma_ calls: 0, or -1 with errno set."""
-    if result:
-        raise VerbsCallError(ffi.errno or _UNSAID, call, hint)
-
-
-def check_pointer(result: Any, call: str, hint: str | None = None) -> Any:
-    """Check the result of a creating call: a pointer, or NULL with errno set."""
-    if result == ffi.NULL:
-        raise VerbsCallError(ffi.errno or errno_module.ENOMEM, call, hint)
-    return result
-
-
-def check_negative_errno(result: int, call: str) -> int:
-    """Check the result of aiordma's own C functions: a count, or -errno."""
-    if result < 0:
-        raise VerbsCallError(-result, call)
-    return result

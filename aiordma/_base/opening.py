@@ -51,7 +51,9 @@ class WrappedCoroutine(Coroutine[Any, Any, Result]):
         Args:
             error: as of a coroutine's `throw`.
 
-        Raises: as `send`.
+        Raises:
+            StopIteration: it has returned; the exception's `value` is the result.
+            Exception: the exception that it raised.
         """
         return self._coroutine.throw(*error)
 

@@ -3,9 +3,9 @@ to be a present number."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
-from typing import Self, TypeVar
+from typing import Any, Self
 
 from aiordma._base.enums import WorkCompletionOpcode, WorkCompletionStatus
 
@@ -14,10 +14,9 @@ __all__ = (
     "ListenerStatistics",
     "RequestCounters",
     "RequestStatistics",
+    "added",
     "summed",
 )
-
-Key = TypeVar("Key", bound=int)
 
 RequestCounters = tuple[tuple[int, int, int, int, int, int, dict[int, int], dict[int, int]], int]
 """The counters of OpenRequests, and how often a coroutine has waited for a slot."""
@@ -30,10 +29,15 @@ def _status(number: int) -> WorkCompletionStatus:
         return WorkCompletionStatus.GENERAL_ERR
 
 
-def _added(one: Mapping[Key, int], other: Mapping[Key, int]) -> dict[Key, int]:
-    """Return a new dict with the sums of both, in the order of the keys."""
-    # By the keys: without memory, Python 3.11 crashes where it makes an iterator of the items.
-    return {key: one.get(key, 0) + other.get(key, 0) for key in sorted({*one, *other})}
+def added(one: Any, other: Any) -> Any:
+    """Return the sum of two counters: of numbers, of numbers by key, or of each field."""
+    if isinstance(one, int):
+        return one + other
+    if isinstance(one, Mapping):
+        # By the keys: without memory, Python 3.11 crashes where it makes an iterator of the items.
+        return {key: one.get(key, 0) + other.get(key, 0) for key in sorted({*one, *other})}
+    names = [each.name for each in fields(one)]
+    return replace(one, **{each: added(getattr(one, each), getattr(other, each)) for each in names})
 
 
 def summed(all_counted: Iterable[RequestCounters]) -> RequestCounters:
@@ -108,20 +112,6 @@ class RequestStatistics:
             queue_full_waits=waits,
         )
 
-    def _plus(self, other: "RequestStatistics") -> "RequestStatistics":
-        return RequestStatistics(
-            posted_sends=self.posted_sends + other.posted_sends,
-            posted_receives=self.posted_receives + other.posted_receives,
-            in_flight=self.in_flight + other.in_flight,
-            flushed=self.flushed + other.flushed,
-            discarded=self.discarded + other.discarded,
-            bytes_sent=self.bytes_sent + other.bytes_sent,
-            bytes_received=self.bytes_received + other.bytes_received,
-            completed=_added(self.completed, other.completed),
-            failed=_added(self.failed, other.failed),
-            queue_full_waits=self.queue_full_waits + other.queue_full_waits,
-        )
-
     @classmethod
     def _sum(cls, all_counted: Iterable[RequestCounters]) -> Self:
         """Return the statistics of the sum of counters."""
@@ -176,20 +166,7 @@ class DeviceStatistics:
     """Connections that ended because the device refused an access of the peer's to local memory, as
     far as the device reports it (QP_ACCESS_ERR)."""
 
-    def _plus(self, other: "DeviceStatistics") -> "DeviceStatistics":
-        return DeviceStatistics(
-            requests=self.requests._plus(other.requests),
-            queues=self.queues + other.queues,
-            polls=self.polls + other.polls,
-            wakes=self.wakes + other.wakes,
-            completion_events=self.completion_events + other.completion_events,
-            completions=self.completions + other.completions,
-            registration_cache_hits=self.registration_cache_hits + other.registration_cache_hits,
-            registration_cache_misses=self.registration_cache_misses
-            + other.registration_cache_misses,
-            refused_accesses=self.refused_accesses + other.refused_accesses,
-        )
-
     @classmethod
     def _sum(cls, all_statistics: Iterable["DeviceStatistics"]) -> "DeviceStatistics":
-        return reduce(DeviceStatistics._plus, all_statistics, cls())
+        total: DeviceStatistics = reduce(added, all_statistics, cls())
+        return total

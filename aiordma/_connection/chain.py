@@ -7,8 +7,8 @@ from typing import Self
 from aiordma._base.enums import WorkRequestOpcode
 from aiordma._base.errors import NotPostedError, NotSupportedError
 from aiordma._base.process import never_pickled
+from aiordma._connection.general_path import GeneralPath
 from aiordma._connection.posting import Posting
-from aiordma._connection.posts import Posts
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.staging import Staged, Staging
 from aiordma._loop.event_loop import protected
@@ -131,7 +131,7 @@ class Chain(Posting):
         self._staging = staging
         self._sink = _Collected(endpoint, signal_last_only)
         self._port = self._sink.port
-        self._posts = Posts(endpoint, staging, self._sink)
+        self._general = GeneralPath(endpoint, staging, self._sink)
         self._entered = False
         self._sink.require_usable()
 

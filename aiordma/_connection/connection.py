@@ -28,12 +28,10 @@ from aiordma._base.statistics import RequestStatistics
 from aiordma._connection.blocks import BlockPairs, Blocks, BlockTransfer
 from aiordma._connection.chain import Chain
 from aiordma._connection.counter import Counter, open_counter
+from aiordma._connection.general_path import GeneralPath
 from aiordma._connection.grant import Grant, open_grant
 from aiordma._connection.messages import Message, MessageQueue
-from aiordma._connection.posting import Posting
-from aiordma._connection.posts import Posts
-from aiordma._connection.sends_ahead import SendsAhead
-from aiordma._connection.works import (
+from aiordma._connection.operations import (
     check_remote,
     compare_swap_work,
     fetch_add_work,
@@ -41,6 +39,8 @@ from aiordma._connection.works import (
     read_work,
     write_work,
 )
+from aiordma._connection.posting import Posting
+from aiordma._connection.sends_ahead import SendsAhead
 from aiordma._endpoint.capabilities import require_windows
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.registration import (
@@ -133,8 +133,8 @@ class Connection(Posting, ObjectStream[bytes]):
         return Staging(self._endpoint)
 
     @cached_property
-    def _posts(self) -> Posts:  # type: ignore[override]
-        return Posts(self._endpoint, self._staging, self._endpoint.work.sends)
+    def _general(self) -> GeneralPath:  # type: ignore[override]
+        return GeneralPath(self._endpoint, self._staging, self._endpoint.work.sends)
 
     def _post_pooled_receives(self) -> None:
         """Post the pooled receives. The connector and the listener call this before they connect or
@@ -520,7 +520,7 @@ class Connection(Posting, ObjectStream[bytes]):
             if request is None:
                 work = message_work(self._endpoint, "send", immediate, invalidate)
                 source = self._staging.source
-                request = await self._posts._post_when_free(work, source, [item], "send(): item")
+                request = await self._general.post_when_free(work, source, [item], "send(): item")
         except RdmaError as error:
             if self._endpoint.cause is not None:
                 self._ahead.fail(error)
@@ -569,7 +569,7 @@ class Connection(Posting, ObjectStream[bytes]):
             return
         given = several(parts, "sendv")
         work = message_work(self._endpoint, "sendv", immediate, invalidate)
-        await self._posts.run(work, self._staging.source, given, f"sendv(): {PARTS}")
+        await self._general.run(work, self._staging.source, given, f"sendv(): {PARTS}")
 
     @protected
     async def receive(self) -> bytes:
@@ -658,7 +658,7 @@ class Connection(Posting, ObjectStream[bytes]):
         if request is not None:
             return await request
         work = read_work(self._endpoint, "read", remote, 1)
-        return await self._posts.run(work, self._staging.target, [local], "read(): local")
+        return await self._general.run(work, self._staging.target, [local], "read(): local")
 
     async def readv(self, parts: Iterable[LocalMemory], remote: RemoteMemory) -> WorkCompletion:
         """READ the peer's memory, scattered over several local buffers, as `read` does.
@@ -676,7 +676,7 @@ class Connection(Posting, ObjectStream[bytes]):
             return await request
         given = several(parts, "readv")
         work = read_work(self._endpoint, "readv", remote, len(given))
-        return await self._posts.run(work, self._staging.target, given, f"readv(): {PARTS}")
+        return await self._general.run(work, self._staging.target, given, f"readv(): {PARTS}")
 
     async def read_bytes(self, remote: RemoteMemory, *, max_bytes: int = MOST_BYTES) -> bytes:
         """READ the peer's memory and return it as bytes.
@@ -740,7 +740,7 @@ class Connection(Posting, ObjectStream[bytes]):
         if request is not None:
             return await request
         work = write_work(self._endpoint, "write", remote, immediate)
-        return await self._posts.run(work, self._staging.source, [local], "write(): local")
+        return await self._general.run(work, self._staging.source, [local], "write(): local")
 
     async def writev(
         self, parts: Iterable[LocalMemory], remote: RemoteMemory, *, immediate: int | None = None
@@ -760,7 +760,7 @@ class Connection(Posting, ObjectStream[bytes]):
             return await request
         given = several(parts, "writev")
         work = write_work(self._endpoint, "writev", remote, immediate)
-        return await self._posts.run(work, self._staging.source, given, f"writev(): {PARTS}")
+        return await self._general.run(work, self._staging.source, given, f"writev(): {PARTS}")
 
     def write_blocks(
         self,
@@ -838,7 +838,7 @@ class Connection(Posting, ObjectStream[bytes]):
         if request is not None:
             return await request
         work = compare_swap_work(self._endpoint, "compare_swap", remote, compare, swap)
-        return await self._posts.run_atomic(work)
+        return await self._general.run_atomic(work)
 
     async def fetch_add(self, remote: RemoteMemory, add: int) -> int:
         """Add to the peer's 8 bytes, modulo 2**64, and return the previous value. Values are as for
@@ -856,7 +856,7 @@ class Connection(Posting, ObjectStream[bytes]):
         if request is not None:
             return await request
         work = fetch_add_work(self._endpoint, "fetch_add", remote, add)
-        return await self._posts.run_atomic(work)
+        return await self._general.run_atomic(work)
 
     # -- memory windows ---------------------------------------------------------------------------
 
@@ -914,7 +914,7 @@ class Connection(Posting, ObjectStream[bytes]):
         window = await self.open_window(kind)
         try:
             with await self._endpoint.work.sends.slots.take() as slot:
-                request = self._posts.bind(window, memory, access, "bind", slot=slot)
+                request = self._general.bind(window, memory, access, "bind", slot=slot)
             await request
         except BaseException:
             window.close()
@@ -941,7 +941,7 @@ class Connection(Posting, ObjectStream[bytes]):
             await request
             return
         instance(window, "window", BoundWindow, "revoke")
-        await (await self._posts.invalidate_when_free(window, "revoke"))
+        await (await self._general.invalidate_when_free(window, "revoke"))
 
     # -- grants -----------------------------------------------------------------------------------
 
@@ -991,7 +991,7 @@ class Connection(Posting, ObjectStream[bytes]):
 
         See: man ibv_alloc_mw, ibv_reg_mr.
         """
-        return await open_grant(self._endpoint, self._posts, memory, access, expires)
+        return await open_grant(self._endpoint, self._general, memory, access, expires)
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from aiordma._connection.announcement import announcement, read_announcement
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import failed_event, failed_handshake
 from aiordma._connection.domain import DomainArgument, DomainChoice
-from aiordma._connection.shared_source import ListenerReceives
+from aiordma._connection.listener_receives import ListenerReceives
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.handshake import Handshake
 from aiordma._loop.event_loop import require_here

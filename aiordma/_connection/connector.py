@@ -20,9 +20,6 @@ from aiordma._base.connection_parameters import (
 )
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import (
-    NOT_ACCEPTED,
-    REJECT_REASONS,
-    REJECT_TEXTS,
     AddressError,
     ConnectTimeoutError,
     DeviceRemovedError,
@@ -34,7 +31,6 @@ from aiordma._base.errors import (
     UnreachableError,
     VerbsCallError,
     detached,
-    is_programs_answer,
 )
 from aiordma._base.hints import descriptors_hint, is_own_address
 from aiordma._base.opening import opens
@@ -43,6 +39,7 @@ from aiordma._base.options import (
     ConnectionOptions,
 )
 from aiordma._base.provider import Provider
+from aiordma._base.rejections import NOT_ACCEPTED, REJECT_REASONS, REJECT_TEXTS, is_programs_answer
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
 from aiordma._base.time_limit import TimeLimit

@@ -1,11 +1,12 @@
 """Domains: memory that outlives connections, and connections whose memory is kept apart.
 
-`open_domain` (domain_source.py) makes a Domain. This module also checks the argument `domain=` of
+`open_domain` (open_domain.py) makes a Domain. This module also checks the argument `domain=` of
 the functions that open connections, and finds the domain of each connection.
 """
 
-from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Literal, TypeAlias
+
+from anyio.abc import AsyncResource
 
 from aiordma._base.arguments import wrong_type
 from aiordma._base.enums import Access
@@ -23,7 +24,7 @@ from aiordma.verbs.memory import MemoryRegion
 __all__ = ("Domain", "DomainArgument", "DomainChoice")
 
 
-class Domain:
+class Domain(AsyncResource):
     """A protection domain (`ibv_pd`), for the connections that are opened with `domain=`.
 
     Made by `open_domain`, for one device and event loop. Regions that are registered with the
@@ -155,17 +156,6 @@ class Domain:
         See: man ibv_dealloc_pd.
         """
         await self._state.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
 
 DomainArgument: TypeAlias = Domain | Literal["each"] | None

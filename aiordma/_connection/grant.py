@@ -17,8 +17,8 @@ The end runs in callbacks, not in a task. So no cancellation stops it half way.
 
 import math
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
+
+from anyio.abc import AsyncResource
 
 from aiordma._base.arguments import Buffer, instance, seconds, shown, wrong_type
 from aiordma._base.enums import (
@@ -32,7 +32,7 @@ from aiordma._base.enums import (
 from aiordma._base.errors import VerbsCallError, detached
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.counter import Counter
-from aiordma._connection.posts import Posts
+from aiordma._connection.general_path import GeneralPath
 from aiordma._endpoint.domain_state import kept_open, start_deregistering, wrong_domain
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.registration import make_in_thread
@@ -52,7 +52,7 @@ _RXE = 0xFFFFFF
 not of the window."""
 
 
-class Grant:
+class Grant(AsyncResource):
     """Access of a connection's peer to a part of memory, made by `Connection.grant`.
 
     `remote` is the description for the peer. After the end of the block, or when `aclose` or
@@ -103,7 +103,9 @@ class Grant:
 
     # -- the beginning --------------------------------------------------------------------------
 
-    async def _open(self, posts: Posts, expires: float | None, leave: Callable[[], object]) -> None:
+    async def _open(
+        self, path: GeneralPath, expires: float | None, leave: Callable[[], object]
+    ) -> None:
         """Give the access. If this fails or is cancelled, or the loop ends meanwhile, nothing is
         left. `leave` is called when the memory is released, and may be called before: it permits
         the reactor and the domain to close."""
@@ -123,7 +125,7 @@ class Grant:
             # From now on also the endpoint's end ends this: after the loop's end, no task does.
             endpoint.teardown.on_ended.append(self._start_ending)
             if has_windows:
-                self._window = await self._bind(posts, part)
+                self._window = await self._bind(path, part)
                 self._remote = self._window.remote
             else:
                 self._remote = part.remote()
@@ -168,12 +170,12 @@ class Grant:
         endpoint.memory.adopt(region)
         return region
 
-    async def _bind(self, posts: Posts, part: MemorySlice) -> BoundWindow:
+    async def _bind(self, path: GeneralPath, part: MemorySlice) -> BoundWindow:
         endpoint, kind = self._endpoint, MemoryWindowType.TYPE_2
         window = BoundWindow(endpoint, MemoryWindow(endpoint.memory.domain, kind))
         try:
             with await endpoint.work.sends.slots.take() as slot:
-                request = posts.bind(window, part, self._access, "grant", slot=slot)
+                request = path.bind(window, part, self._access, "grant", slot=slot)
             await request
         except BaseException:
             window.close()  # once the bind has completed; the peer does not know the rkey
@@ -311,17 +313,6 @@ class Grant:
         await outwait(self._ended)
         self._raise_error()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
 
 def _size_of(memory: Buffer) -> tuple[int, bool]:
     """Return the length of a buffer, and whether it is read-only. No view of it remains: it would
@@ -332,7 +323,7 @@ def _size_of(memory: Buffer) -> tuple[int, bool]:
 
 async def open_grant(
     endpoint: Endpoint,
-    posts: Posts,
+    path: GeneralPath,
     memory: LocalMemory,
     access: Access,
     expires: float | None,
@@ -373,5 +364,5 @@ async def open_grant(
     grant = Grant(endpoint, memory, length, Access(access))
     # A domain cannot be freed while a grant that fails still holds memory in it.
     with kept_open(endpoint.memory.state) as leave:
-        await grant._open(posts, expires, leave)
+        await grant._open(path, expires, leave)
     return grant

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from aiordma._base.enums import Access
 from aiordma._base.ranges import RemoteMemory
-from aiordma._connection.posts import Posts
-from aiordma._connection.works import (
+from aiordma._connection.general_path import GeneralPath
+from aiordma._connection.operations import (
     compare_swap_work,
     fetch_add_work,
     message_work,
@@ -30,7 +30,7 @@ class Posting:
 
     _endpoint: Endpoint
     _staging: Staging
-    _posts: Posts
+    _general: GeneralPath
 
     @calls_port("send")
     def post_send(
@@ -70,7 +70,7 @@ class Posting:
         """
         flags = send_flags(fence, solicited)
         work = message_work(self._endpoint, "post_send", immediate, invalidate, flags)
-        return self._posts.post(work, self._staging.source, [data], "post_send(): data")
+        return self._general.post(work, self._staging.source, [data], "post_send(): data")
 
     @calls_port("sendv")
     def post_sendv(
@@ -96,7 +96,7 @@ class Posting:
         given = several(parts, "post_sendv")
         flags = send_flags(fence, solicited)
         work = message_work(self._endpoint, "post_sendv", immediate, invalidate, flags)
-        return self._posts.post(work, self._staging.source, given, f"post_sendv(): {PARTS}")
+        return self._general.post(work, self._staging.source, given, f"post_sendv(): {PARTS}")
 
     @calls_port("read")
     def post_read(
@@ -118,7 +118,7 @@ class Posting:
         See: man rdma_post_read.
         """
         work = read_work(self._endpoint, "post_read", remote, 1, send_flags(fence))
-        return self._posts.post(work, self._staging.target, [local], "post_read(): local")
+        return self._general.post(work, self._staging.target, [local], "post_read(): local")
 
     @calls_port("readv")
     def post_readv(
@@ -138,7 +138,7 @@ class Posting:
         """
         given = several(parts, "post_readv")
         work = read_work(self._endpoint, "post_readv", remote, len(given), send_flags(fence))
-        return self._posts.post(work, self._staging.target, given, f"post_readv(): {PARTS}")
+        return self._general.post(work, self._staging.target, given, f"post_readv(): {PARTS}")
 
     @calls_port("write")
     def post_write(
@@ -171,7 +171,7 @@ class Posting:
         """
         flags = send_flags(fence, solicited)
         work = write_work(self._endpoint, "post_write", remote, immediate, flags)
-        return self._posts.post(work, self._staging.source, [local], "post_write(): local")
+        return self._general.post(work, self._staging.source, [local], "post_write(): local")
 
     @calls_port("writev")
     def post_writev(
@@ -196,7 +196,7 @@ class Posting:
         given = several(parts, "post_writev")
         flags = send_flags(fence, solicited)
         work = write_work(self._endpoint, "post_writev", remote, immediate, flags)
-        return self._posts.post(work, self._staging.source, given, f"post_writev(): {PARTS}")
+        return self._general.post(work, self._staging.source, given, f"post_writev(): {PARTS}")
 
     @calls_port("compare_swap")
     def post_compare_swap(
@@ -232,7 +232,7 @@ class Posting:
         """
         call = "post_compare_swap"
         work = compare_swap_work(self._endpoint, call, remote, compare, swap, send_flags(fence))
-        return self._posts.post(work, self._staging.target, [local], f"{call}(): local")
+        return self._general.post(work, self._staging.target, [local], f"{call}(): local")
 
     @calls_port("fetch_add")
     def post_fetch_add(
@@ -251,7 +251,7 @@ class Posting:
         """
         call = "post_fetch_add"
         work = fetch_add_work(self._endpoint, call, remote, add, send_flags(fence))
-        return self._posts.post(work, self._staging.target, [local], f"{call}(): local")
+        return self._general.post(work, self._staging.target, [local], f"{call}(): local")
 
     @calls_port("bind")
     def post_bind_window(
@@ -277,7 +277,7 @@ class Posting:
 
         See: man ibv_post_send, ibv_bind_mw.
         """
-        return self._posts.bind(window, memory, access, "post_bind_window", fence)
+        return self._general.bind(window, memory, access, "post_bind_window", fence)
 
     @calls_port("local_invalidate")
     def post_invalidate(self, window: BoundWindow, *, fence: bool = False) -> WorkRequest:
@@ -295,4 +295,4 @@ class Posting:
 
         See: man ibv_post_send, ibv_bind_mw.
         """
-        return self._posts.invalidate(window, "post_invalidate", fence)
+        return self._general.invalidate(window, "post_invalidate", fence)

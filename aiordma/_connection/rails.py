@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from types import TracebackType
-from typing import Self, Unpack
+from typing import Unpack
 
 import anyio
+from anyio.abc import AsyncResource
 
 from aiordma._base.enums import Access
 from aiordma._base.errors import RdmaError, cause_text, detached
@@ -30,7 +30,7 @@ SHARES = 4
 """So many times, at least, each rail takes some: a slow one then takes fewer."""
 
 
-class Rails:
+class Rails(AsyncResource):
     """Several connections to one peer, made by `open_rails`: over several devices or ports, or over
     one. Each block goes over one of them; a rail that is slow moves fewer.
 
@@ -178,17 +178,6 @@ class Rails:
         async with anyio.create_task_group() as group:
             for connection in self._connections:
                 group.start_soon(connection.aclose)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
 
 @opens

@@ -4,14 +4,9 @@ import errno
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from aiordma._base.errors import (
-    AddressError,
-    DeviceRequirementError,
-    cause_text,
-    is_listeners_answer,
-    is_programs_answer,
-)
+from aiordma._base.errors import AddressError, DeviceRequirementError, cause_text
 from aiordma._base.hints import is_own_address
+from aiordma._base.rejections import is_listeners_answer, is_programs_answer
 from aiordma._base.socket_address import SocketAddress
 
 __all__ = (

@@ -19,9 +19,9 @@ from anyio.lowlevel import checkpoint
 
 from aiordma._base.arguments import Buffer
 from aiordma._base.call_all import call_all
+from aiordma._base.calls import UNSUPPORTED
 from aiordma._base.enums import AsyncEventType, CmEventType, WorkCompletionStatus
 from aiordma._base.errors import (
-    UNSUPPORTED,
     BusyError,
     ClosedError,
     DeviceEventError,

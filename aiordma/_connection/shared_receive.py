@@ -5,8 +5,8 @@ on the messages of all members together, not on the number of members.
 """
 
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Self
+
+from anyio.abc import AsyncResource
 
 from aiordma._base.arguments import Buffer, whole_number, wrong_type
 from aiordma._base.arguments import buffers as as_list
@@ -24,7 +24,7 @@ from aiordma.verbs.memory import MemoryRegion, MemorySlice
 __all__ = ("SharedReceiveQueue",)
 
 
-class SharedReceiveQueue:
+class SharedReceiveQueue(AsyncResource):
     """A queue of receives for all connections that are created with `shared_receive=`.
 
     Made by `open_shared_receive`, for one device and event loop. There are two modes:
@@ -235,14 +235,3 @@ class SharedReceiveQueue:
         See: man ibv_destroy_srq.
         """
         await self._endpoint.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()

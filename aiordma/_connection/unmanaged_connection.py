@@ -34,7 +34,7 @@ from aiordma._endpoint.handshake import Handshake
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.reactor import reactor_of
 from aiordma._runtime.unmanaged_identifier import Unmanaged
-from aiordma.verbs import MOST_LID, AddressVector
+from aiordma.verbs.address import MOST_LID, AddressVector
 
 __all__ = ("QueuePairAddress", "UnmanagedConnection", "open_queue_pair")
 

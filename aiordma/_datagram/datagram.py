@@ -18,8 +18,8 @@ from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
 from aiordma._base.statistics import RequestStatistics
 from aiordma._connection.connection import ConnectionInfo
-from aiordma._connection.posts import Posts
-from aiordma._connection.works import message_work, send_flags
+from aiordma._connection.general_path import GeneralPath
+from aiordma._connection.operations import message_work, send_flags
 from aiordma._datagram.address_handles import PeerHandle
 from aiordma._datagram.endpoint import DatagramEndpoint
 from aiordma._datagram.message import DatagramMessage, DatagramReceive
@@ -35,7 +35,6 @@ from aiordma._requests.request import WorkRequest
 from aiordma._runtime.address_lookup import checked_host, checked_port
 from aiordma.verbs import (
     GRH_BYTES,
-    MOST_LID,
     AddressVector,
     Context,
     LocalMemory,
@@ -43,6 +42,7 @@ from aiordma.verbs import (
     RegistrableMemory,
     SendWork,
 )
+from aiordma.verbs.address import MOST_LID
 from aiordma.verbs.buffers import flat_view
 from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
@@ -69,7 +69,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         self._endpoint = endpoint
         self._staging = Staging(endpoint)
         self._port = endpoint.work.port
-        self._posts = Posts(endpoint, self._staging, endpoint.work.sends)
+        self._general = GeneralPath(endpoint, self._staging, endpoint.work.sends)
         self._host = host
         self._local = endpoint.local_address
         assert endpoint.received is not None
@@ -493,7 +493,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         slot: Slot | None = None,
     ) -> WorkRequest:
         work.address, work.held = handle.handle, [handle]
-        request = self._posts.post(work, self._staging.source, parts, where, slot)
+        request = self._general.post(work, self._staging.source, parts, where, slot)
         if isinstance(peer, DatagramPeer) and not handle.handle.closed:
             # The port posts the next datagrams to this peer. (A group can be left.)
             address = int(ffi.cast("uintptr_t", handle.handle.pointer))

@@ -13,9 +13,9 @@ from contextlib import ExitStack, suppress
 import anyio
 
 from aiordma._base.arguments import wrong_value
+from aiordma._base.calls import UNSUPPORTED
 from aiordma._base.enums import CmEventType, PortSpace
 from aiordma._base.errors import (
-    UNSUPPORTED,
     ClosedError,
     ConnectTimeoutError,
     MulticastError,

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from aiordma._base.call_all import call_all
+from aiordma._base.calls import check_positive_errno
 from aiordma._base.enums import AsyncEventType, CmEventType, QueuePairType
 from aiordma._base.enums import WorkCompletionStatus as Status
 from aiordma._base.errors import (
@@ -22,7 +23,6 @@ from aiordma._base.errors import (
     FlushedError,
     PeerGoneError,
     VerbsCallError,
-    check_positive_errno,
     completion_error,
     detached,
 )

@@ -133,7 +133,7 @@ class HubCounters:
         with _lock:
             while cache in self._caches:
                 before, moves = self._gone.value, self._process.moves + 1
-                after = before._plus(_of_cache(cache))
+                after = DeviceStatistics._sum([before, _of_cache(cache)])
                 if self._gone.value is before and cache in self._caches:  # else a finalizer did it
                     self._gone.value = after
                     self._process.moves = moves

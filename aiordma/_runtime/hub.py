@@ -22,8 +22,9 @@ from functools import partial
 import anyio
 
 from aiordma._base.call_all import call_all
+from aiordma._base.calls import check_negative_errno
 from aiordma._base.enums import AsyncEventType, Transport
-from aiordma._base.errors import DeviceEventError, VerbsCallError, check_negative_errno, detached
+from aiordma._base.errors import DeviceEventError, VerbsCallError, detached
 from aiordma._base.provider import BUILT_IN, SOFTWARE
 from aiordma._base.system import system
 from aiordma._loop.event_loop import EventLoop, Timer, require_here

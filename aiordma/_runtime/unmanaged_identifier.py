@@ -1,6 +1,7 @@
 """Stand-in for an identifier, for queue pairs without the connection manager."""
 
-from aiordma._base.errors import NoDeviceError, check_pointer
+from aiordma._base.calls import check_pointer
+from aiordma._base.errors import NoDeviceError
 from aiordma._base.provider import Provider
 from aiordma._base.socket_address import SocketAddress
 from aiordma._native import ffi

@@ -20,7 +20,6 @@ from aiordma import (
     Connection,
     ConnectionOptions,
     Datagram,
-    MemorySlice,
     RemoteMemory,
     WorkRequest,
     connect,
@@ -39,7 +38,7 @@ from aiordma.bench.timing import (
     timed_pipeline,
 )
 from aiordma.bench.workload import Workload
-from aiordma.types import Opening
+from aiordma.types import MemorySlice, Opening
 from aiordma.verbs import LocalMemory
 
 __all__ = ("measure",)

@@ -16,7 +16,6 @@ from aiordma import (
     ConnectionRequest,
     Datagram,
     DisconnectedError,
-    MemorySlice,
     NotSupportedError,
     RdmaError,
     VerbsCallError,
@@ -26,6 +25,7 @@ from aiordma import (
 )
 from aiordma.bench.tcp import serve_protocol, serve_streams
 from aiordma.bench.workload import Workload
+from aiordma.types import MemorySlice
 
 __all__ = ("RECEIVES", "serve")
 

@@ -28,9 +28,9 @@ from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import connect
 from aiordma._connection.domain import Domain
-from aiordma._connection.domain_source import open_domain
 from aiordma._connection.gpu_staging import read_staged, write_staged
 from aiordma._connection.listener import Listener, listen
+from aiordma._connection.open_domain import open_domain
 from aiordma._endpoint.registration import register_in_thread
 from aiordma.verbs.cuda import CudaError
 from aiordma.verbs.foreign_memory import described, described_on_gpu

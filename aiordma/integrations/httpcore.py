@@ -17,7 +17,7 @@ from anyio.streams.tls import TLSAttribute, TLSStream
 
 from aiordma._base.provider import Requirement
 from aiordma.streams import Stream, StreamOptions, connect_stream
-from aiordma.streams.opening import StreamSettings
+from aiordma.streams.settings import StreamSettings
 
 __all__ = ("StreamBackend", "StreamTransport")
 

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from aiordma._base.socket_address import address_text
-from aiordma._connection.listener import open_listeners
+from aiordma._connection.listener_endpoint import open_listeners
 from aiordma._runtime.device_statistics import statistics
 
 __all__ = ("DeviceCollector",)
@@ -81,7 +81,9 @@ class DeviceCollector(Collector):
             queues.add_metric([device], each.queues)
             in_flight.add_metric([device], each.requests.in_flight)
         yield from (completed, failed, queues, in_flight)
-        listeners = [(address_text(each._local), each.statistics()) for each in open_listeners()]
+        listeners = [
+            (address_text(each.local_address), each.statistics()) for each in open_listeners()
+        ]
         for name, text in _LISTENER_COUNTERS:
             counter = CounterMetricFamily(f"aiordma_listener_{name}", text, labels=["listener"])
             for address, statistics_ in listeners:

@@ -36,8 +36,8 @@ from aiordma._base.enums import Access
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import connect
-from aiordma._connection.domain_source import open_domain
 from aiordma._connection.listener import listen
+from aiordma._connection.open_domain import open_domain
 from aiordma.verbs.memory import MemoryRegion
 
 __all__ = ("register",)

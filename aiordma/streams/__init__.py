@@ -8,14 +8,11 @@ asyncio transports.
 
 from aiordma._base.errors import StreamProtocolError
 from aiordma.streams.client import create_connection, open_connection
+from aiordma.streams.connecting import connect_stream
+from aiordma.streams.listener import StreamListener, listen_stream
 from aiordma.streams.loop import StreamEventLoop, new_event_loop
-from aiordma.streams.opening import (
-    StreamListener,
-    StreamOptions,
-    connect_stream,
-    listen_stream,
-)
 from aiordma.streams.server import StreamServer, create_server, start_server
+from aiordma.streams.settings import StreamOptions
 from aiordma.streams.sockets import StreamSocket
 from aiordma.streams.stream import Stream
 from aiordma.streams.transport import StreamTransport

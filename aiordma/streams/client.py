@@ -18,8 +18,9 @@ from aiordma._connection.several_addresses import Routes, joined_error
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma._loop.private import secured_transport
 from aiordma._runtime.address_lookup import addresses_of, checked_host, checked_service
-from aiordma.streams.opening import StreamSettings, connect_rsocket
+from aiordma.streams.connecting import connect_rsocket
 from aiordma.streams.rsocket import Rsocket
+from aiordma.streams.settings import StreamSettings
 from aiordma.streams.tls import check_tls, tls_protocol
 from aiordma.streams.transport import StreamTransport
 

@@ -7,7 +7,8 @@ from fnmatch import fnmatchcase
 from ipaddress import ip_address, ip_network
 
 from aiordma._base.arguments import shown, wrong_type
-from aiordma._base.errors import PLAIN_TCP, RdmaConnectionError
+from aiordma._base.errors import RdmaConnectionError
+from aiordma._base.rejections import PLAIN_TCP
 
 __all__ = ("HostRule", "explaining_tcp")
 

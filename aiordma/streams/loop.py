@@ -26,9 +26,9 @@ from aiordma.streams.client import (
     create_connection,
 )
 from aiordma.streams.hosts import HostRule, explaining_tcp
-from aiordma.streams.opening import StreamOptions, StreamSettings
 from aiordma.streams.rsocket import Rsocket
 from aiordma.streams.server import StreamServer, create_server
+from aiordma.streams.settings import StreamOptions, StreamSettings
 from aiordma.streams.sockets import StreamSocket
 from aiordma.streams.transport import StreamTransport
 

@@ -23,13 +23,14 @@ from aiordma._base.process import forked, here, require_same_process
 from aiordma._base.provider import Requirement
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
-from aiordma._connection.listener import MOST_BACKLOG, wait_for_port
+from aiordma._connection.listener_endpoint import MOST_BACKLOG, wait_for_port
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma._loop.private import expect_unfinished
 from aiordma._runtime.address_lookup import addresses_of, checked_host, checked_service
 from aiordma.streams.client import LIMIT
-from aiordma.streams.opening import StreamListener, StreamSettings, listen_for_rsockets
+from aiordma.streams.listener import StreamListener, listen_for_rsockets
 from aiordma.streams.rsocket import Rsocket
+from aiordma.streams.settings import StreamSettings
 from aiordma.streams.sockets import StreamSocket
 from aiordma.streams.tls import check_tls, tls_protocol
 from aiordma.streams.transport import StreamTransport

@@ -22,8 +22,9 @@ from aiordma._base.arguments import (
     whole_number,
     wrong_type,
 )
+from aiordma._base.calls import check_negative_errno, check_positive_errno
 from aiordma._base.enums import AsyncEventType
-from aiordma._base.errors import NotSupportedError, check_negative_errno, check_positive_errno
+from aiordma._base.errors import NotSupportedError
 from aiordma._base.origin import Place, origin, warn_unclosed, with_origin
 from aiordma._base.provider import Provider, software
 from aiordma._native import ffi, lib

@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from aiordma._base.errors import check_positive_errno
+from aiordma._base.calls import check_positive_errno
 from aiordma._base.provider import software
 from aiordma._base.socket_address import pack_address
 from aiordma._loop.private import running_asyncio_loop

@@ -4,12 +4,6 @@ with Device("rxe0").open() as context, context.alloc_pd() as domain: ...
 """
 
 from aiordma._base.connection_parameters import ConnectionParameters, Ece
-from aiordma._base.device_enums import (
-    DeviceCapability,
-    OnDemandOperation,
-    OnDemandPaging,
-    RawPacketCapability,
-)
 from aiordma._base.enums import (
     AsyncEventType,
     AtomicCapability,
@@ -36,24 +30,15 @@ from aiordma._base.errors import (
     LocalLengthError,
     LocalProtectionError,
     LocalQueuePairError,
+    PartialPostError,
     PeerFlushedError,
     RemoteInvalidRequestError,
     RemoteOperationError,
 )
-from aiordma.verbs.address import GRH_BYTES, MOST_LID, AddressHandle, AddressVector
+from aiordma.verbs.address import GRH_BYTES, AddressHandle, AddressVector
 from aiordma.verbs.async_event import AsyncEvent, AsyncEvents
-from aiordma.verbs.attributes import (
-    CompletionModerationCapabilities,
-    DeviceAttributes,
-    GidEntry,
-    OnDemandCapabilities,
-    PacketPacingCapabilities,
-    PortAttributes,
-    ReceiveHashCapabilities,
-    SegmentationCapabilities,
-    TagMatchingCapabilities,
-)
-from aiordma.verbs.completion import CompletionChannel, CompletionQueue
+from aiordma.verbs.attributes import DeviceAttributes, GidEntry, PortAttributes
+from aiordma.verbs.completion import CompletionChannel, CompletionQueue, WorkCompletion
 from aiordma.verbs.device import Context, Device, ProtectionDomain
 from aiordma.verbs.dmabuf import DmabufRegion
 from aiordma.verbs.event_channel import Event as CmEvent
@@ -70,7 +55,6 @@ from aiordma.verbs.shared_receive import RawSharedReceiveQueue
 
 __all__ = (
     "GRH_BYTES",
-    "MOST_LID",
     "AddressHandle",
     "AddressVector",
     "AsyncEvent",
@@ -81,14 +65,12 @@ __all__ = (
     "CmEvent",
     "CmEventType",
     "CompletionChannel",
-    "CompletionModerationCapabilities",
     "CompletionQueue",
     "CompletionQueueFlag",
     "ConnectionParameters",
     "Context",
     "Device",
     "DeviceAttributes",
-    "DeviceCapability",
     "DmabufRegion",
     "Ece",
     "EventChannel",
@@ -105,10 +87,7 @@ __all__ = (
     "MemoryWindow",
     "MemoryWindowType",
     "Mtu",
-    "OnDemandCapabilities",
-    "OnDemandOperation",
-    "OnDemandPaging",
-    "PacketPacingCapabilities",
+    "PartialPostError",
     "PeerFlushedError",
     "PortAttributes",
     "PortSpace",
@@ -118,20 +97,17 @@ __all__ = (
     "QueuePairAttributes",
     "QueuePairState",
     "QueuePairType",
-    "RawPacketCapability",
     "RawPart",
     "RawSharedReceiveQueue",
-    "ReceiveHashCapabilities",
     "RegistrableMemory",
     "RemoteInvalidRequestError",
     "RemoteOperationError",
     "Resource",
-    "SegmentationCapabilities",
     "SendFlag",
     "SendWork",
     "Sge",
-    "TagMatchingCapabilities",
     "Transport",
+    "WorkCompletion",
     "WorkCompletionFlag",
     "WorkCompletionOpcode",
     "WorkCompletionStatus",

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiordma._base.arguments import data, instance, whole_number
-from aiordma._base.errors import BusyError, check_pointer, check_positive_errno
+from aiordma._base.calls import check_pointer, check_positive_errno
+from aiordma._base.errors import BusyError
 from aiordma._native import ffi, lib
 from aiordma.verbs.completion import COMPLETION, WorkCompletion
 from aiordma.verbs.device import Context, ProtectionDomain

@@ -12,8 +12,9 @@ from typing import Any, Protocol, Self
 import anyio
 import anyio.lowlevel
 
+from aiordma._base.calls import check_negative_errno
 from aiordma._base.enums import AsyncEventType
-from aiordma._base.errors import BusyError, check_negative_errno
+from aiordma._base.errors import BusyError
 from aiordma._base.provider import Provider
 from aiordma._loop.event_loop import EventLoop, current_event_loop
 from aiordma._native import ffi, lib

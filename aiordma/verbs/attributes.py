@@ -3,84 +3,32 @@
 
 from dataclasses import dataclass, fields
 from ipaddress import IPv6Address
-from typing import Any, NamedTuple
+from typing import Any
 
-from aiordma._base.device_enums import (
-    DeviceCapability,
-    OnDemandOperation,
-    OnDemandPaging,
-    RawPacketCapability,
-)
 from aiordma._base.enums import AtomicCapability, GidType, LinkLayer, Mtu, PortState
 from aiordma._native import ffi
+from aiordma.verbs.capabilities import (
+    CompletionModerationCapabilities,
+    DeviceCapability,
+    OnDemandCapabilities,
+    OnDemandOperation,
+    OnDemandPaging,
+    PacketPacingCapabilities,
+    RawPacketCapability,
+    ReceiveHashCapabilities,
+    SegmentationCapabilities,
+    TagMatchingCapabilities,
+)
 
 __all__ = (
-    "CompletionModerationCapabilities",
     "DeviceAttributes",
     "GidEntry",
-    "OnDemandCapabilities",
-    "PacketPacingCapabilities",
     "PortAttributes",
-    "ReceiveHashCapabilities",
-    "SegmentationCapabilities",
-    "TagMatchingCapabilities",
     "guid_of",
     "read_device",
     "read_gid",
     "read_port",
 )
-
-
-class OnDemandCapabilities(NamedTuple):
-    """On-demand paging, in general and by service (`ibv_odp_caps`, `xrc_odp_caps`)."""
-
-    general: OnDemandPaging
-    rc: OnDemandOperation
-    uc: OnDemandOperation
-    ud: OnDemandOperation
-    xrc: OnDemandOperation
-
-
-class SegmentationCapabilities(NamedTuple):
-    """TCP segmentation offload (`ibv_tso_caps`); `supported_qpts` is a mask of queue pair types."""
-
-    max_tso: int
-    supported_qpts: int
-
-
-class ReceiveHashCapabilities(NamedTuple):
-    """Receive-side scaling (`ibv_rss_caps`)."""
-
-    supported_qpts: int
-    max_rwq_indirection_tables: int
-    max_rwq_indirection_table_size: int
-    rx_hash_fields_mask: int
-    rx_hash_function: int
-
-
-class PacketPacingCapabilities(NamedTuple):
-    """Rate limits, in kbit/s (`ibv_packet_pacing_caps`)."""
-
-    qp_rate_limit_min: int
-    qp_rate_limit_max: int
-    supported_qpts: int
-
-
-class TagMatchingCapabilities(NamedTuple):
-    """Tag matching (`ibv_tm_caps`); not supported if max_num_tags is 0."""
-
-    max_rndv_hdr_size: int
-    max_num_tags: int
-    flags: int
-    max_ops: int
-    max_sge: int
-
-
-class CompletionModerationCapabilities(NamedTuple):
-    """Moderation of completion events (`ibv_cq_moderation_caps`); the period in microseconds."""
-
-    max_cq_count: int
-    max_cq_period: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,19 @@ import struct
 from typing import Any
 
 from aiordma._base.arguments import resource, whole_number
+from aiordma._base.calls import (
+    check_negative_errno,
+    check_pointer,
+    check_positive_errno,
+    check_supported,
+)
 from aiordma._base.enums import (
     CompletionQueueFlag,
     WorkCompletionFlag,
     WorkCompletionOpcode,
     WorkCompletionStatus,
 )
-from aiordma._base.errors import (
-    NotSupportedError,
-    VerbsCallError,
-    check_negative_errno,
-    check_pointer,
-    check_positive_errno,
-    check_supported,
-)
+from aiordma._base.errors import NotSupportedError, VerbsCallError
 from aiordma._base.provider import Provider
 from aiordma._base.system import set_nonblocking
 from aiordma._native import CompletionFields, ffi, given, lib

@@ -7,15 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from aiordma._base.arguments import resource, text, whole_number
-from aiordma._base.enums import LinkLayer, Transport
-from aiordma._base.errors import (
-    BusyError,
-    NoDeviceError,
+from aiordma._base.calls import (
     check_negative_errno,
     check_pointer,
     check_positive_errno,
     check_supported,
 )
+from aiordma._base.enums import LinkLayer, Transport
+from aiordma._base.errors import BusyError, NoDeviceError
 from aiordma._base.provider import (
     BUILT_IN,
     SOFTWARE,

@@ -5,13 +5,9 @@ from mmap import PAGESIZE
 from typing import Any
 
 from aiordma._base.arguments import resource, whole_number, wrong_type
+from aiordma._base.calls import check_pointer, check_supported
 from aiordma._base.enums import REMOTE_WRITING, Access, names_of
-from aiordma._base.errors import (
-    NotSupportedError,
-    VerbsCallError,
-    check_pointer,
-    check_supported,
-)
+from aiordma._base.errors import NotSupportedError, VerbsCallError
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.foreign_memory import RegistrableMemory
 from aiordma.verbs.memory import MemoryRegion

@@ -8,13 +8,9 @@ import errno
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from aiordma._base.calls import check_negative_errno, check_pointer
 from aiordma._base.enums import CmEventType
-from aiordma._base.errors import (
-    NoDeviceError,
-    VerbsCallError,
-    check_negative_errno,
-    check_pointer,
-)
+from aiordma._base.errors import NoDeviceError, VerbsCallError
 from aiordma._base.provider import Provider, usual_provider
 from aiordma._base.system import set_nonblocking
 from aiordma._native import ffi, lib

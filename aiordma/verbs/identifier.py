@@ -18,6 +18,7 @@ from aiordma._base.arguments import (
     wrong_type,
     wrong_value,
 )
+from aiordma._base.calls import check_minus_one, check_positive_errno
 from aiordma._base.connection_parameters import (
     MAX_ACCEPT_PRIVATE_DATA,
     MAX_CONNECT_PRIVATE_DATA,
@@ -36,12 +37,7 @@ from aiordma._base.enums import (
     QueuePairType,
     Transport,
 )
-from aiordma._base.errors import (
-    NotSupportedError,
-    VerbsCallError,
-    check_minus_one,
-    check_positive_errno,
-)
+from aiordma._base.errors import NotSupportedError, VerbsCallError
 from aiordma._base.hints import cannot_bind
 from aiordma._base.process import here
 from aiordma._base.provider import Provider

@@ -11,21 +11,13 @@ from typing import Any, TypeAlias
 
 from aiordma._base.arguments import Buffer, member, shown, whole_number, wrong_type
 from aiordma._base.call_all import call_all
-from aiordma._base.device_enums import OnDemandPaging
+from aiordma._base.calls import UNSUPPORTED, check_pointer, check_positive_errno, check_supported
 from aiordma._base.enums import REMOTE_ACCESS, REMOTE_WRITING, Access, MemoryAdvice, names_of
-from aiordma._base.errors import (
-    UNSUPPORTED,
-    BusyError,
-    ClosedError,
-    NotSupportedError,
-    VerbsCallError,
-    check_pointer,
-    check_positive_errno,
-    check_supported,
-)
+from aiordma._base.errors import BusyError, ClosedError, NotSupportedError, VerbsCallError
 from aiordma._base.ranges import RemoteMemory, resolve_slice
 from aiordma._native import Part, RegionBase, ffi, given, leak, lib
 from aiordma.verbs.buffers import address_of, registrable_view
+from aiordma.verbs.capabilities import OnDemandPaging
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.foreign_memory import RegistrableMemory
 from aiordma.verbs.resource import Resource, is_busy

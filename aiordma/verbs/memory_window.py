@@ -3,8 +3,9 @@
 from typing import Any
 
 from aiordma._base.arguments import member, resource, whole_number
+from aiordma._base.calls import check_pointer, check_positive_errno
 from aiordma._base.enums import MemoryWindowType
-from aiordma._base.errors import NotSupportedError, check_pointer, check_positive_errno
+from aiordma._base.errors import NotSupportedError
 from aiordma._native import lib
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.resource import Resource

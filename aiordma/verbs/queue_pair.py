@@ -15,6 +15,7 @@ from aiordma._base.arguments import (
     within_device,
     wrong_type,
 )
+from aiordma._base.calls import check_minus_one, check_pointer, check_positive_errno
 from aiordma._base.enums import (
     Access,
     Mtu,
@@ -24,13 +25,7 @@ from aiordma._base.enums import (
     SendFlag,
     WorkRequestOpcode,
 )
-from aiordma._base.errors import (
-    NotSupportedError,
-    VerbsCallError,
-    check_minus_one,
-    check_pointer,
-    check_positive_errno,
-)
+from aiordma._base.errors import NotSupportedError, VerbsCallError
 from aiordma._base.process import reentrant_lock
 from aiordma._base.provider import Provider
 from aiordma._base.ranges import RemoteMemory

@@ -5,15 +5,9 @@ from contextlib import suppress
 from typing import Any
 
 from aiordma._base.arguments import resource, whole_number, within_device
+from aiordma._base.calls import UNSUPPORTED, check_pointer, check_positive_errno
 from aiordma._base.enums import SharedReceiveAttribute
-from aiordma._base.errors import (
-    UNSUPPORTED,
-    NotSupportedError,
-    PartialPostError,
-    VerbsCallError,
-    check_pointer,
-    check_positive_errno,
-)
+from aiordma._base.errors import NotSupportedError, PartialPostError, VerbsCallError
 from aiordma._base.provider import Provider
 from aiordma._native import ffi, lib
 from aiordma.verbs.device import ProtectionDomain

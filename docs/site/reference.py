@@ -20,6 +20,7 @@ from typing import Any
 import aiordma
 import aiordma.streams
 import aiordma.testing
+import aiordma.verbs.capabilities
 from aiordma import types, verbs
 
 __all__ = (
@@ -57,7 +58,7 @@ INTEGRATIONS: dict[str, tuple[ModuleType, str]] = {
 }
 """The modules that put aiordma into other packages, and an introduction to each."""
 
-_MODULES = (aiordma, types, verbs, aiordma.streams, aiordma.testing)
+_MODULES = (aiordma, types, verbs, verbs.capabilities, aiordma.streams, aiordma.testing)
 _MODULES += tuple(module for module, _ in INTEGRATIONS.values())
 
 PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -102,10 +103,10 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "",
         (
             "Connection",
-            "Message",
-            "ConnectionInfo",
-            "Chain",
-            "Counter",
+            "types.Message",
+            "types.ConnectionInfo",
+            "types.Chain",
+            "types.Counter",
             "Blocks",
             "types.BlockTransfer",
             "Rails",
@@ -116,7 +117,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "requests": (
         "Work requests and completions",
         "",
-        ("WorkRequest", "WorkCompletion"),
+        ("WorkRequest", "verbs.WorkCompletion"),
     ),
     "statistics": (
         "Statistics and traces",
@@ -139,12 +140,12 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "verbs.LocalMemory",
             "verbs.RegistrableMemory",
             "MemoryRegion",
-            "MemorySlice",
+            "types.MemorySlice",
             "Access",
             "types.RegistrationCache",
             "Domain",
-            "Grant",
-            "BoundWindow",
+            "types.Grant",
+            "types.BoundWindow",
             "verbs.MemoryWindow",
             "verbs.MemoryWindowType",
         ),
@@ -159,7 +160,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "",
         (
             "Datagram",
-            "DatagramMessage",
+            "types.DatagramMessage",
             "types.DatagramArrival",
             "types.DatagramReceive",
             "DatagramPeer",
@@ -198,7 +199,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "verbs.RemoteOperationError",
             "RetryExceededError",
             "VerbsCallError",
-            "PartialPostError",
+            "verbs.PartialPostError",
             "DeviceEventError",
             "NoDeviceError",
             "DeviceRequirementError",
@@ -241,18 +242,17 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "verbs.DmabufRegion",
             "verbs.SendWork",
             "QueuePairAddress",
-            "UnmanagedConnection",
+            "types.UnmanagedConnection",
             "verbs.AsyncEvents",
             "verbs.AsyncEvent",
             "verbs.Resource",
-            "verbs.MOST_LID",
             "verbs.RawPart",
-            "verbs.CompletionModerationCapabilities",
-            "verbs.OnDemandCapabilities",
-            "verbs.PacketPacingCapabilities",
-            "verbs.ReceiveHashCapabilities",
-            "verbs.SegmentationCapabilities",
-            "verbs.TagMatchingCapabilities",
+            "verbs.capabilities.CompletionModerationCapabilities",
+            "verbs.capabilities.OnDemandCapabilities",
+            "verbs.capabilities.PacketPacingCapabilities",
+            "verbs.capabilities.ReceiveHashCapabilities",
+            "verbs.capabilities.SegmentationCapabilities",
+            "verbs.capabilities.TagMatchingCapabilities",
         ),
     ),
     "connection-manager": (
@@ -282,10 +282,10 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "verbs.WorkCompletionOpcode",
             "verbs.WorkCompletionStatus",
             "verbs.WorkRequestOpcode",
-            "verbs.DeviceCapability",
-            "verbs.OnDemandOperation",
-            "verbs.OnDemandPaging",
-            "verbs.RawPacketCapability",
+            "verbs.capabilities.DeviceCapability",
+            "verbs.capabilities.OnDemandOperation",
+            "verbs.capabilities.OnDemandPaging",
+            "verbs.capabilities.RawPacketCapability",
         ),
     ),
     **{
@@ -391,7 +391,6 @@ _DATA = {
     "verbs.RegistrableMemory": "The type of memory that can be registered: any object with a "
     "buffer, and arrays and tensors that describe their memory in another form: "
     "`Connection.register` lists them.",
-    "verbs.MOST_LID": "The highest LID of one device (unicast).",
 }
 
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import anyio
 
-from aiordma import Connection, ConnectionOptions, MemorySlice, connect
+from aiordma import Connection, ConnectionOptions, connect
 from aiordma.bench.loops import run
 from aiordma.bench.processes import Ports
 from aiordma.bench.workload import Workload
+from aiordma.types import MemorySlice
 from tests.ports import free_port
 
 from . import default_server

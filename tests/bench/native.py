@@ -14,10 +14,10 @@ from typing import Any
 
 import anyio
 
-from aiordma import Connection, ConnectionOptions, MemorySlice, RemoteMemory, connect, trace
+from aiordma import Connection, ConnectionOptions, RemoteMemory, connect, trace
 from aiordma.bench.loops import run
 from aiordma.bench.workload import Workload
-from aiordma.types import TracedRequest
+from aiordma.types import MemorySlice, TracedRequest
 
 from . import lag, posting
 from .candidates import Candidates

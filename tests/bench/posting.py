@@ -13,7 +13,6 @@ from aiordma import (
     Connection,
     ConnectionOptions,
     Datagram,
-    DatagramMessage,
     RemoteMemory,
     connect,
     open_datagram,
@@ -21,6 +20,7 @@ from aiordma import (
 )
 from aiordma.bench.loops import run
 from aiordma.bench.workload import Workload
+from aiordma.types import DatagramMessage
 
 from .candidates import Candidates
 from .instant import instant, prepare

@@ -55,8 +55,8 @@ class End:
             max_rd_atomic=1,
         )
 
-    def completions(self, count: int) -> list[aiordma.WorkCompletion]:
-        found: list[aiordma.WorkCompletion] = []
+    def completions(self, count: int) -> list[aiordma.verbs.WorkCompletion]:
+        found: list[aiordma.verbs.WorkCompletion] = []
         while len(found) < count:
             found += self.queue.poll()
         assert len(found) == count

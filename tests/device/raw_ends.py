@@ -28,7 +28,7 @@ class End:
     queue: CompletionQueue
     domain: aiordma.verbs.ProtectionDomain
 
-    def completion(self) -> aiordma.WorkCompletion:
+    def completion(self) -> aiordma.verbs.WorkCompletion:
         while True:
             for completion in self.queue.poll(1):
                 return completion

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import anyio
 
 import aiordma
-from aiordma import Access, Connection, MemorySlice, RemoteMemory, WorkRequest
+from aiordma import Access, Connection, RemoteMemory, WorkRequest
 from aiordma.streams import Stream, StreamListener, connect_stream, listen_stream
 from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
+from aiordma.types import MemorySlice
 from tests.devices import ADDRESS, DeviceUnderTest
 from tests.fuzz.model_protocol import Operation, immediate_of
 

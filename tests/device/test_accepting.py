@@ -25,9 +25,12 @@ from tests.internals import (
     Endpoint,
     Handshakes,
     current_event_loop,
+    endpoint_of,
     handshakes,
     handshakes_of,
     handshakes_under_way,
+    hubs_of,
+    reactor_of,
     requests_of,
     start_call,
 )
@@ -130,7 +133,7 @@ async def test_accept_cancelled_as_its_listener_closes_leaves_no_connection(
             hand_over(handshakes)
             if had_caller and not handshakes._callers:
                 accepting.cancel()
-                listener._teardown.close()
+                endpoint_of(listener).teardown.close()
 
         monkeypatch.setattr(Handshakes, "_hand_over", hand_over_and_close)
         with anyio.fail_after(30), suppress(aiordma.RdmaConnectionError):
@@ -298,7 +301,8 @@ async def taking(
         if kind == "streams":
             async with streams.listen_stream(ADDRESS, accept_timeout=3600.0) as listening:
                 group.start_soon(accept_all, listening)
-                yield listening._listener, lambda port: streams.connect_stream(ADDRESS, port)
+                face = aiordma.Listener(endpoint_of(listening))
+                yield face, lambda port: streams.connect_stream(ADDRESS, port)
                 group.cancel_scope.cancel()
             return
         async with listen() as listener:
@@ -385,8 +389,8 @@ async def test_no_peer_gives_way_while_its_event_waits(
         await until(lambda: listener.statistics().connection_requests == 1)
         async with silent_peer(listener.port, hello) as second:
             await until(lambda: listener.statistics().connection_requests == 2)
-            monkeypatch.setattr(listener._reactor, "blocks", True)
-            listener._reactor.destroy(may_end.wait, lambda _: None)
+            monkeypatch.setattr(reactor_of(listener), "blocks", True)
+            reactor_of(listener).destroy(may_end.wait, lambda _: None)
             try:
                 await first.finish()
                 # From here on, one more look at which it waited for the peer would be too many.
@@ -510,8 +514,8 @@ async def test_accept_does_not_wait_for_locks_of_connects(options: dict[str, Any
     async with listen(**options) as listener, silent_peer(listener.port) as peer:
         await accept_silent(listener, peer)  # which opens what is shared
         async with silent_peer(listener.port) as other:
-            opening = listener._reactor._opening
-            (hub,) = listener._reactor._hubs.values()
+            opening = reactor_of(listener)._opening
+            (hub,) = hubs_of(listener)
             async with opening, hub._making_queue:
                 await accept_silent(listener, other)
 

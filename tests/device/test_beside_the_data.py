@@ -31,9 +31,9 @@ async def test_a_message_carries_immediate_data() -> None:
         await client.send(b"with", immediate=0x12345678)
         await client.send(b"without")
         await client.send(b"", immediate=0)
-        assert await server.receive_message() == aiordma.Message(b"with", 0x12345678)
-        assert await server.receive_message() == aiordma.Message(b"without")
-        assert await server.receive_message() == aiordma.Message(b"", 0)
+        assert await server.receive_message() == aiordma.types.Message(b"with", 0x12345678)
+        assert await server.receive_message() == aiordma.types.Message(b"without")
+        assert await server.receive_message() == aiordma.types.Message(b"", 0)
 
 
 @immediate_data
@@ -44,7 +44,7 @@ async def test_write_with_immediate_completes_a_receive() -> None:
         completion = await client.write(b"0123456789", theirs[:10], immediate=7)
         assert completion.operation is WorkCompletionOpcode.RDMA_WRITE
         message = await server.receive_message()
-        assert message == aiordma.Message(b"", 7, None, 10)
+        assert message == aiordma.types.Message(b"", 7, None, 10)
         assert target[:10] == b"0123456789"
         # The receive that it took is posted again: many more than there are go through.
         for i in range(40):

@@ -36,7 +36,7 @@ class Memory:
         self.ours = client.register(self.here)
         self.theirs = server.register(self.there, REMOTE).remote()
 
-    def pairs(self, places: Sequence[int]) -> list[tuple[aiordma.MemorySlice, RemoteMemory]]:
+    def pairs(self, places: Sequence[int]) -> list[tuple[aiordma.types.MemorySlice, RemoteMemory]]:
         """Return blocks: those at 0, 1, ... here, and at `places` there."""
         return [
             (self.ours[i * SIZE : (i + 1) * SIZE], self.theirs[at * SIZE : (at + 1) * SIZE])
@@ -409,7 +409,7 @@ async def test_read_only_memory_is_not_read_into() -> None:
 @one_loop
 async def test_pairs_of_other_classes_are_moved() -> None:
     class Pair(NamedTuple):
-        local: aiordma.MemorySlice
+        local: aiordma.types.MemorySlice
         remote: RemoteMemory
 
     async with connected() as (client, server):

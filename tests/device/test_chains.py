@@ -10,7 +10,7 @@ import pytest
 
 import aiordma
 from aiordma import RemoteMemory
-from aiordma.verbs import WorkCompletionOpcode
+from aiordma.verbs import PartialPostError, WorkCompletionOpcode
 from tests.device.players import OWN_RECEIVES, REMOTE, connected, one_loop
 from tests.internals import drain_of, free_sends, hub_of, pool_of, queue_pair_of, unposted_of
 
@@ -154,12 +154,12 @@ async def test_a_refused_request_is_named_and_those_before_it_are_posted(
         for i in range(4):
             # An iterator takes the general path; tests/faults/test_refused_chains.py: the engine.
             chain.post_sendv(iter([b"%d" % i * 100]))
-        with pytest.raises(aiordma.PartialPostError, match="request 2 of the chain") as caught:
+        with pytest.raises(PartialPostError, match="request 2 of the chain") as caught:
             chain.__exit__(None, None, None)
         assert caught.value.refused == 2
         assert caught.value.posted == chain.requests[:2]
         for request in chain.requests[2:]:
-            with pytest.raises(aiordma.PartialPostError):
+            with pytest.raises(PartialPostError):
                 await request
         assert await server.receive() == b"0" * 100
         assert await server.receive() == b"1" * 100

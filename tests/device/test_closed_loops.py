@@ -28,6 +28,7 @@ from tests.devices import ADDRESS
 from tests.internals import (
     DESTROYS,
     calls_under_way,
+    handshakes_of,
     handshakes_under_way,
     make_in_thread,
     start_deregistering,
@@ -162,7 +163,7 @@ def test_a_listener_with_a_handshake_closes_on_a_closed_loop(
         while not handshakes_under_way(listener):
             await asyncio.sleep(0)
         accept.cancel()
-        while not listener._handshakes._finished:
+        while not handshakes_of(listener)._finished:
             await asyncio.sleep(0)
         return listener, await client
 

@@ -475,7 +475,7 @@ async def test_a_connection_knows_both_ends(device: DeviceUnderTest) -> None:
         assert client.local_address == server.peer_address
         assert client.peer_address is not None
         assert client.peer_address[0] == ADDRESS
-        assert client.extra(aiordma.ConnectionInfo.device_name) == device.name
+        assert client.extra(aiordma.types.ConnectionInfo.device_name) == device.name
 
 
 async def test_many_connections_share_one_channel_and_queue(device: DeviceUnderTest) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import aiordma
 from aiordma import Access, MemoryRegion, RemoteMemory
+from aiordma.types import MemorySlice
 from aiordma.verbs import (
     GRH_BYTES,
     AddressHandle,
@@ -82,13 +83,13 @@ class End:
         if last >= QueuePairState.RTS:
             self.pair.modify(QueuePairState.RTS, sq_psn=0)
 
-    def send(self, part: aiordma.MemorySlice, *, to: "End | None" = None, qkey: int = QKEY) -> None:
+    def send(self, part: MemorySlice, *, to: "End | None" = None, qkey: int = QKEY) -> None:
         error, _ = self.post(part, to=to, qkey=qkey)
         assert not error
 
     def post(
         self,
-        part: aiordma.MemorySlice,
+        part: MemorySlice,
         wr_id: int = 7,
         *,
         to: "End | None" = None,
@@ -106,8 +107,8 @@ class End:
         )
         return self.pair.post_send_chain([work], [wr_id], [SendFlag.SIGNALED])
 
-    def completions(self, count: int) -> list[aiordma.WorkCompletion]:
-        found: list[aiordma.WorkCompletion] = []
+    def completions(self, count: int) -> list[aiordma.verbs.WorkCompletion]:
+        found: list[aiordma.verbs.WorkCompletion] = []
         end = time.monotonic() + 10
         while len(found) < count:
             assert time.monotonic() < end, found

@@ -411,7 +411,7 @@ def test_identifier_closes_though_a_group_cannot_be_left(stack: ExitStack) -> No
     assert (after["qp"], after["cm_id"]) == (before["qp"], before["cm_id"])
 
 
-def polled(queue: CompletionQueue) -> list[aiordma.WorkCompletion]:
+def polled(queue: CompletionQueue) -> list[aiordma.verbs.WorkCompletion]:
     """What completes first, and with it."""
     end = time.monotonic() + 10
     while not (found := list(queue.poll())):

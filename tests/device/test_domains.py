@@ -16,6 +16,7 @@ from tests.connections import connect_to
 from tests.device.players import REMOTE, Outcome, both_ways, one_loop, until
 from tests.devices import ADDRESS, DEVICE, NOT_OURS, kernel_objects
 from tests.internals import SOFTWARE, endpoint_of, kept_queues
+from tests.waiting import HeldCalls
 
 pytestmark = pytest.mark.anyio
 
@@ -119,20 +120,12 @@ def can_grow(memory: bytearray) -> bool:
 @asynccontextmanager
 async def registering(monkeypatch: pytest.MonkeyPatch, pd: Any) -> AsyncIterator[threading.Event]:
     """Let registrations wait for the end of the block. Yield an event that the first one sets."""
-    started, proceed = threading.Event(), threading.Event()
-    register = pd.provider.reg_mr
-
-    def slow(*arguments: Any) -> Any:
-        started.set()
-        proceed.wait()
-        return register(*arguments)
-
     with monkeypatch.context() as patch:
-        patch.setattr(pd.provider, "reg_mr", slow)
+        held = HeldCalls(patch, pd.provider, "reg_mr")
         try:
-            yield started
+            yield held.entered
         finally:
-            proceed.set()
+            held.proceed.set()
 
 
 @pytest.mark.promise("A peer reaches the memory of its own domain only")
@@ -592,24 +585,16 @@ async def test_a_cancelled_registration_leaves_nothing_in_the_domain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with aiordma.open_domain(ADDRESS) as domain:
-        started, proceed = threading.Event(), threading.Event()
         provider = domain.protection_domain.provider
-        register = provider.reg_mr
-
-        def slow(*arguments: Any) -> Any:
-            started.set()
-            proceed.wait()
-            return register(*arguments)
-
-        monkeypatch.setattr(provider, "reg_mr", slow)
+        held = HeldCalls(monkeypatch, provider, "reg_mr")
         buffer = bytearray(64)
         async with anyio.create_task_group() as group:
             group.start_soon(domain.register_in_thread, buffer)
-            await until(started.is_set)
+            await until(held.entered.is_set)
             with pytest.raises(aiordma.BusyError, match="1 registration"):
                 await domain.aclose()
             group.cancel_scope.cancel()
-            proceed.set()
+            held.proceed.set()
         monkeypatch.undo()
         assert domain.members == 0
         buffer.append(1)

@@ -416,7 +416,7 @@ def test_every_call_on_a_verbs_object_raises_fork_error() -> None:
         handle = opened(verbs.AddressHandle(domain, vector))
         size, parameters, ece = verbs.Capacity(), verbs.ConnectionParameters(), verbs.Ece(1, 1)
         state, send = verbs.QueuePairState.INIT, verbs.WorkRequestOpcode.SEND
-        completion = aiordma.WorkCompletion._make([0] * 14)
+        completion = aiordma.verbs.WorkCompletion._make([0] * 14)
         group = bytes(16)
         # Arguments of the calls that need some.
         arguments: dict[Any, dict[str, tuple[Any, ...]]] = {

@@ -19,6 +19,7 @@ from tests.connections import connect_to
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop, until
 from tests.devices import ADDRESS, DEVICE
 from tests.internals import SOFTWARE, endpoint_of, staging
+from tests.waiting import HeldCalls
 
 pytestmark = pytest.mark.anyio
 
@@ -185,22 +186,14 @@ async def test_a_cancelled_register_in_thread_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with connected() as (client, server):
-        started, proceed = threading.Event(), threading.Event()
         provider = client.protection_domain.provider
-        register = provider.reg_mr
-
-        def slow(*arguments: Any) -> Any:
-            started.set()
-            proceed.wait()
-            return register(*arguments)
-
-        monkeypatch.setattr(provider, "reg_mr", slow)
+        held = HeldCalls(monkeypatch, provider, "reg_mr")
         buffer = bytearray(64)
         async with anyio.create_task_group() as group:
             group.start_soon(client.register_in_thread, buffer)
-            await until(started.is_set)
+            await until(held.entered.is_set)
             group.cancel_scope.cancel()
-            proceed.set()
+            held.proceed.set()
         monkeypatch.undo()
         buffer.append(1)  # it is not registered, although the connection is open
         await both_ways(client, server)

@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import Access, BoundWindow, Connection, RemoteMemory
+from aiordma import Access, Connection, RemoteMemory
+from aiordma.types import BoundWindow
 from aiordma.verbs import MemoryWindowType, WorkCompletionOpcode
 from tests.device.players import both_ways, connected, one_loop
 from tests.internals import endpoint_of, free_sends
@@ -183,7 +184,7 @@ async def test_message_names_the_invalidated_rkey() -> None:
         theirs = (await server.bind(region[:], Access.REMOTE_WRITE)).remote
         await client.send(b"all yours", invalidate=theirs.rkey)
         message = await server.receive_message()
-        assert message == aiordma.Message(b"all yours", None, theirs.rkey)
+        assert message == aiordma.types.Message(b"all yours", None, theirs.rkey)
 
 
 @one_loop

@@ -73,7 +73,7 @@ async def test_sendv_takes_any_iterable_of_parts() -> None:
 async def test_a_request_may_be_awaited_by_several_and_again_when_done() -> None:
     async with connected(server=OWN_RECEIVES) as (client, server):
         receive = server.post_recv(bytearray(16))
-        seen: list[aiordma.WorkCompletion] = []
+        seen: list[aiordma.verbs.WorkCompletion] = []
 
         async def look() -> None:
             seen.append(await receive)

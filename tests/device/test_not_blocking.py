@@ -19,6 +19,7 @@ from tests.internals import (
     hub_of,
     queues_of,
 )
+from tests.waiting import HeldCalls
 
 pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device, pytest.mark.one_kernel_device]
 
@@ -136,24 +137,16 @@ async def test_other_tasks_run_while_a_connection_closes(monkeypatch: pytest.Mon
     """A destroy that blocks in the kernel blocks no other task."""
     async with connected() as (one, other), connected() as (client, server):
         provider = provider_under_test()
-        destroy = provider.destroy_qp
-        entered, proceed = threading.Event(), threading.Event()
-
-        def slow(pointer: Any) -> Any:
-            entered.set()
-            proceed.wait()
-            return destroy(pointer)
-
-        monkeypatch.setattr(provider, "destroy_qp", slow)
+        held = HeldCalls(monkeypatch, provider, "destroy_qp")
         monkeypatch.setattr(endpoint_of(client).reactor, "blocks", True)  # also natively
         async with anyio.create_task_group() as group:
             group.start_soon(client.aclose)
-            await until(entered.is_set)
+            await until(held.entered.is_set)
             for i in range(10):
                 await one.send(b"%d" % i)
                 assert await other.receive() == b"%d" % i
             assert not has_ended(client)
-            proceed.set()
+            held.proceed.set()
         monkeypatch.undo()
         assert has_ended(client)
         with pytest.raises(anyio.EndOfStream):

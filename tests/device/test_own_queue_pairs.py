@@ -42,7 +42,7 @@ class End:
             self.pair.modify(**identifier.init_qp_attr(state))
         assert self.pair.state is states[-1]
 
-    def completion(self) -> aiordma.WorkCompletion:
+    def completion(self) -> aiordma.verbs.WorkCompletion:
         while True:
             for completion in self.queue.poll():
                 return completion

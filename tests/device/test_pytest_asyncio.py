@@ -1,7 +1,6 @@
 """The same API as plain asyncio programs use it: gather, wait_for, TaskGroup, cancel()."""
 
 import asyncio
-import threading
 from typing import Any
 
 import anyio
@@ -27,6 +26,7 @@ from tests.internals import (
     queues_of,
     requests_of,
 )
+from tests.waiting import HeldCalls
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.one_kernel_device, pytest.mark.slow]
 
@@ -168,22 +168,14 @@ async def test_a_close_that_times_out_closes_all_the_same(
     monkeypatch.setattr(provider_under_test(), "blocks", True)  # also natively
     async with connected() as (client, server):
         provider = client.protection_domain.provider
-        destroy = provider.destroy_qp
-        entered, proceed = threading.Event(), threading.Event()
-
-        def slow(pointer: Any) -> Any:
-            entered.set()
-            proceed.wait()
-            return destroy(pointer)
-
-        monkeypatch.setattr(provider, "destroy_qp", slow)
+        held = HeldCalls(monkeypatch, provider, "destroy_qp")
         closing = asyncio.create_task(client.aclose())
-        await until(entered.is_set)
+        await until(held.entered.is_set)
         closing.cancel()
         closing.cancel()
         await asyncio.sleep(0.05)
         assert not closing.done()
-        proceed.set()
+        held.proceed.set()
         await _cancelled(closing)
         monkeypatch.undo()
         assert has_ended(client)
@@ -198,20 +190,12 @@ async def test_a_connect_whose_task_is_cancelled_while_a_thread_works_leaves_not
 ) -> None:
     monkeypatch.setattr(provider_under_test(), "blocks", True)  # also natively
     provider = provider_under_test()
-    real = getattr(provider, call)
-    entered, proceed = threading.Event(), threading.Event()
-
-    def slow(*arguments: Any) -> Any:
-        entered.set()
-        proceed.wait()
-        return real(*arguments)
-
-    monkeypatch.setattr(provider, call, slow)
+    held = HeldCalls(monkeypatch, provider, call)
     connecting = asyncio.create_task(aiordma.connect(ADDRESS, 17))
-    await until(entered.is_set)
+    await until(held.entered.is_set)
     connecting.cancel()
     await asyncio.sleep(0.05)
-    proceed.set()
+    held.proceed.set()
     await _cancelled(connecting)
     assert not reactor_in_use()
 
@@ -243,20 +227,12 @@ async def test_an_accept_whose_task_is_cancelled_leaves_nothing(
         connecting = asyncio.create_task(aiordma.connect(ADDRESS, listener.port))
         request = await listener.request()
         provider = provider_under_test()
-        real = provider.cm_create_qp
-        entered, proceed = threading.Event(), threading.Event()
-
-        def slow(*arguments: Any) -> Any:
-            entered.set()
-            proceed.wait()
-            return real(*arguments)
-
-        monkeypatch.setattr(provider, "cm_create_qp", slow)
+        held = HeldCalls(monkeypatch, provider, "cm_create_qp")
         accepting = asyncio.create_task(request.accept())
-        await until(entered.is_set)
+        await until(held.entered.is_set)
         accepting.cancel()
         await asyncio.sleep(0.05)
-        proceed.set()
+        held.proceed.set()
         await _cancelled(accepting)
         monkeypatch.undo()
         with pytest.raises(aiordma.RdmaConnectionError):

@@ -24,7 +24,7 @@ by_hand = pytest.mark.capability("queue pairs by hand")
 @contextlib.asynccontextmanager
 async def pair(
     device: DeviceUnderTest, service: QueuePairType = QueuePairType.RC, **options: Any
-) -> AsyncIterator[tuple[aiordma.UnmanagedConnection, aiordma.UnmanagedConnection]]:
+) -> AsyncIterator[tuple[aiordma.types.UnmanagedConnection, aiordma.types.UnmanagedConnection]]:
     ways = {"service": service, "gid_index": GID_INDEX, **options}
     async with (
         await aiordma.open_queue_pair(device.by_hand, **ways) as one,
@@ -45,7 +45,7 @@ async def test_messages_and_writes(device: DeviceUnderTest, service: QueuePairTy
         theirs = other.register(target, REMOTE).remote()
         await one.write(b"0123456789abcdef", theirs)
         await one.send(b"written", immediate=3)
-        assert await other.receive_message() == aiordma.Message(b"written", 3)
+        assert await other.receive_message() == aiordma.types.Message(b"written", 3)
         assert target == b"0123456789abcdef"
 
 

@@ -12,7 +12,7 @@ import aiordma
 from tests.alike import alike
 from tests.device.players import OWN_RECEIVES, Outcome, connected, until
 from tests.devices import ADDRESS
-from tests.internals import fail
+from tests.internals import endpoint_of, fail
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 
@@ -192,7 +192,7 @@ async def test_ended_datagram_socket_keeps_no_view() -> None:
 
 async def test_listener_without_a_device_keeps_no_frame() -> None:
     async with await aiordma.listen(ADDRESS, 0) as listener:
-        listener._failure = aiordma.DeviceRemovedError("it was removed")
+        endpoint_of(listener).failure = aiordma.DeviceRemovedError("it was removed")
         buffer = bytearray(64)
 
         async def accept() -> None:

@@ -40,7 +40,7 @@ async def logged(
 
 
 def _of_the_listener(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.module == "listener"]
+    return [record for record in caplog.records if record.module == "handler_errors"]
 
 
 async def read_on(connection: aiordma.Connection) -> None:

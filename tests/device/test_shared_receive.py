@@ -244,7 +244,7 @@ async def test_what_the_device_took_before_it_refused_is_live() -> None:
         room = endpoint_of(shared).raw.max_wr
         endpoint_of(shared)._set_depth(8 * room)  # our own count would have refused it
         memory, refused = shared.register(bytearray(64)), bytearray(8)
-        with pytest.raises(aiordma.PartialPostError) as caught:
+        with pytest.raises(aiordma.verbs.PartialPostError) as caught:
             shared.post_srq_recv([memory[:8]] * (4 * room) + [refused, memory[:8]])
         error = caught.value
         assert error.errno == errno.ENOMEM

@@ -20,7 +20,7 @@ async def test_what_the_device_took_of_plain_ones_before_it_refused_is_live() ->
         room = endpoint_of(shared).raw.max_wr
         endpoint_of(shared)._set_depth(8 * room)
         memory, free = shared.register(bytearray(64)), endpoint_of(shared)._slots.free
-        with pytest.raises(aiordma.PartialPostError) as caught:
+        with pytest.raises(aiordma.verbs.PartialPostError) as caught:
             shared.post_srq_recv([memory[:8]] * (4 * room))
         error = caught.value
         assert error.errno == errno.ENOMEM

@@ -28,9 +28,9 @@ from aiordma.streams import (
     create_server,
     listen_stream,
 )
-from aiordma.streams.opening import StreamSettings
 from aiordma.streams.protocol import GRANT_BYTES, Hello
 from aiordma.streams.rsocket import CLOSE_TIMEOUT
+from aiordma.streams.settings import StreamSettings
 from tests.device.players import one_loop
 from tests.device.silent_peer import silent_peer
 from tests.device.stream_attacker import (

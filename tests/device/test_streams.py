@@ -17,12 +17,12 @@ import pytest
 from anyio.abc import SocketAttribute
 
 import aiordma
-from aiordma.streams import Stream, StreamOptions, connect_stream, listen_stream, opening
+from aiordma.streams import Stream, StreamOptions, connect_stream, connecting, listen_stream
 from aiordma.streams.protocol import Hello
 from aiordma.streams.stream import COPY_BYTES
 from tests.device.players import Outcome, one_loop, until
 from tests.devices import ADDRESS, DEVICE
-from tests.internals import Buffer, has_immediate
+from tests.internals import Buffer, endpoint_of, has_immediate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 
@@ -411,7 +411,7 @@ async def test_attributes_are_those_of_sockets() -> None:
         assert host == ADDRESS
         assert port == client.extra(SocketAttribute.remote_port)
         assert server.extra(SocketAttribute.local_port) == port
-        assert client.extra(aiordma.ConnectionInfo.device_name)
+        assert client.extra(aiordma.types.ConnectionInfo.device_name)
         assert "established" in repr(client)
 
 
@@ -454,11 +454,11 @@ async def test_wrong_arguments_are_refused_and_nothing_is_lost() -> None:
 @one_loop
 async def test_serving_ends_when_the_device_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def removed(**_: object) -> None:
-        listener._listener._failure = aiordma.DeviceRemovedError("the device was removed")
-        raise listener._listener._failure
+        endpoint_of(listener).failure = aiordma.DeviceRemovedError("the device was removed")
+        raise endpoint_of(listener).end_error()
 
     async with listen_stream(ADDRESS) as listener:
-        monkeypatch.setattr(listener._listener, "_accept", removed)
+        monkeypatch.setattr(endpoint_of(listener), "accept", removed)
         with pytest.raises(ExceptionGroup) as caught, anyio.fail_after(10):
             await listener.serve(Stream.aclose)
         assert isinstance(caught.value.exceptions[0], aiordma.DeviceRemovedError)
@@ -476,17 +476,16 @@ async def test_serving_goes_on_after_a_shortage(
         ValueError("queue_depth exceeds a limit of the peer's device"),
     ]
     expected = [str(error) for error in errors]
-    accept = aiordma.Listener._accept
 
     async def failing(**_: object) -> Any:
         if errors:
             raise errors.pop(0)
         await listener.aclose()
-        return await accept(listener._listener)
+        raise endpoint_of(listener).end_error()
 
-    monkeypatch.setattr("aiordma.streams.opening.ACCEPT_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("aiordma.streams.listener.ACCEPT_AGAIN_SECONDS", 0.01)
     async with listen_stream(ADDRESS) as listener:
-        monkeypatch.setattr(listener._listener, "_accept", failing)
+        monkeypatch.setattr(endpoint_of(listener), "accept", failing)
         with caplog.at_level("INFO", "aiordma"):
             await listener.serve(Stream.aclose)
     assert [record.levelname for record in caplog.records] == [
@@ -524,7 +523,7 @@ async def test_a_burst_of_clients_waits_for_room_in_the_backlog() -> None:
         connecting = [Outcome() for _ in range(4)]
         for outcome in connecting:
             group.start_soon(outcome.of, lambda: connect_stream(ADDRESS, listener.port))
-        await until(lambda: listener._listener.statistics().backlog_full >= 4)  # some came again
+        await until(lambda: endpoint_of(listener).statistics().backlog_full >= 4)  # some came again
         for _ in connecting:
             async with await listener.accept():
                 pass
@@ -536,12 +535,12 @@ async def test_a_burst_of_clients_waits_for_room_in_the_backlog() -> None:
 async def test_a_full_backlog_refuses_once_the_timeout_is_over() -> None:
     async with listen_stream(ADDRESS, backlog=1) as listener, anyio.create_task_group() as group:
         group.start_soon(Outcome().of, lambda: connect_stream(ADDRESS, listener.port))
-        await until(lambda: listener._listener.statistics().waiting == 1)
+        await until(lambda: endpoint_of(listener).statistics().waiting == 1)
         # The time can end between two attempts, or, on a slow machine, in the middle of one.
         refused = (aiordma.RejectedError, aiordma.ConnectTimeoutError)
         with pytest.raises(refused, match=r"the listener's backlog (is|was) full"):
             await connect_stream(ADDRESS, listener.port, timeout=1.0)
-        assert listener._listener.statistics().backlog_full > 1
+        assert endpoint_of(listener).statistics().backlog_full > 1
         group.cancel_scope.cancel()
 
 
@@ -552,12 +551,12 @@ async def test_pauses_for_a_full_backlog_leave_time_for_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with listen_stream(ADDRESS, backlog=1) as listener, anyio.create_task_group() as group:
-        counts = listener._listener.statistics
+        counts = endpoint_of(listener).statistics
         connect = partial(connect_stream, ADDRESS, listener.port)
         scope, second = anyio.CancelScope(), Outcome()
-        pause = opening._FullBacklog.pause
+        pause = connecting._FullBacklog.pause
 
-        async def pause_until_it_is_empty(waits: opening._FullBacklog) -> None:
+        async def pause_until_it_is_empty(waits: connecting._FullBacklog) -> None:
             scope.cancel()
             await until(lambda: counts().waiting == 0)
             await pause(waits)
@@ -566,8 +565,8 @@ async def test_pauses_for_a_full_backlog_leave_time_for_the_answer(
             with scope:
                 await connect()
 
-        monkeypatch.setattr(opening, "FULL_SECONDS", 1000.0)
-        monkeypatch.setattr(opening._FullBacklog, "pause", pause_until_it_is_empty)
+        monkeypatch.setattr(connecting, "FULL_SECONDS", 1000.0)
+        monkeypatch.setattr(connecting._FullBacklog, "pause", pause_until_it_is_empty)
         group.start_soon(fill)
         await until(lambda: counts().waiting == 1)
         await second.of(partial(connect, timeout=1.0))  # it waits in the backlog, and in vain

@@ -18,6 +18,7 @@ from aiordma import streams
 from tests.device.many_addresses import names
 from tests.device.transports import LOOPS, Recorder, Run, echo, on_loop
 from tests.devices import ADDRESS, IPV6
+from tests.internals import endpoint_of
 
 pytestmark = pytest.mark.one_kernel_device
 
@@ -232,7 +233,7 @@ def test_wait_closed_of_an_open_server_waits_for_streams(run: Run) -> None:
 
 def fail_handshake_before_close(listener: streams.StreamListener, close: Any) -> None:
     """Let the listener's next handshake fail, and be closed before its `accept` can raise that."""
-    establish = listener._listener._handshakes._establish
+    establish = endpoint_of(listener).handshakes._establish
 
     async def fail(request: Any, private_data: bytes) -> aiordma.Connection:
         connection = await establish(request, private_data)
@@ -240,7 +241,7 @@ def fail_handshake_before_close(listener: streams.StreamListener, close: Any) ->
         asyncio.get_running_loop().call_soon(close)
         raise aiordma.RdmaConnectionError("the peer's handshake failed")
 
-    listener._listener._handshakes._establish = fail
+    endpoint_of(listener).handshakes._establish = fail
 
 
 def test_a_server_that_is_closed_when_a_handshake_fails_ends_in_order(run: Run) -> None:
@@ -259,7 +260,7 @@ def test_a_server_that_is_closed_when_a_handshake_fails_ends_in_order(run: Run) 
 def test_serve_of_a_listener_that_is_closed_when_a_handshake_fails_returns(run: Run) -> None:
     async def main() -> None:
         listener = await streams.listen_stream(ADDRESS, 0)
-        fail_handshake_before_close(listener, listener._listener._teardown.close)
+        fail_handshake_before_close(listener, endpoint_of(listener).teardown.close)
         serving = asyncio.create_task(listener.serve(streams.Stream.aclose))
         with contextlib.suppress(aiordma.RdmaError):
             await echoes(ADDRESS, listener.port)

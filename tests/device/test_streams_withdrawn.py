@@ -17,7 +17,7 @@ from aiordma.testing import software_objects
 from aiordma.verbs.identifier import Identifier
 from tests.device.players import one_loop, reactor_in_use, until
 from tests.devices import ADDRESS
-from tests.internals import Endpoint, current_reactors, software
+from tests.internals import Endpoint, current_reactors, endpoint_of, software
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +27,7 @@ class Gate:
 
     def __init__(self, listener: streams.StreamListener) -> None:
         self.asked, self.opened = anyio.Event(), anyio.Event()
-        handshakes = listener._listener._handshakes
+        handshakes = endpoint_of(listener).handshakes
         self._establish = handshakes._establish
         handshakes._establish = self._wait
 

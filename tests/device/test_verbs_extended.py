@@ -104,7 +104,7 @@ def test_timestamps_lie_between_readings_of_the_clock() -> None:
             theirs.pair.post_recv(wr_id, [])
         ours.pair.post_send(0, [])
         ours.pair.post_send(1, [])
-        found: list[tuple[aiordma.WorkCompletion, int]] = []
+        found: list[tuple[aiordma.verbs.WorkCompletion, int]] = []
         while len(found) < 1:
             found += ours.queue.poll_timestamped(1)
         while len(found) < 2:

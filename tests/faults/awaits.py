@@ -107,7 +107,7 @@ async def close(opened: Any) -> None:
         await opened.aclose()
 
 
-async def notify_waiting(end: aiordma.Connection, counter: aiordma.Counter) -> None:
+async def notify_waiting(end: aiordma.Connection, counter: aiordma.types.Counter) -> None:
     """Notify the peer when its task waits."""
     await anyio.wait_all_tasks_blocked()
     await end.send(b"", immediate=counter.number)
@@ -327,7 +327,7 @@ async def revoke(cut: Cut) -> None:
         region.close()
 
 
-@of("Connection.grant", "Grant.__aexit__", "Grant.aclose", "Grant.ended")
+@of("Connection.grant", "Grant.aclose", "Grant.ended")
 async def grant(cut: Cut) -> None:
     for name in ("grant", "__aexit__", "aclose", "ended"):
         own = Cut(cut.at, cut.mode)
@@ -382,7 +382,7 @@ async def connect(cut: Cut) -> None:
         cut.reached |= own.reached
 
 
-@of("open_rails", "Rails.write_blocks", "Rails.read_blocks", "Rails.aclose", "Rails.__aexit__")
+@of("open_rails", "Rails.write_blocks", "Rails.read_blocks", "Rails.aclose")
 async def rails(cut: Cut) -> None:
     for way in ("open", "write_blocks", "read_blocks", "aclose"):
         own = Cut(cut.at, cut.mode)
@@ -484,7 +484,7 @@ async def aclose(cut: Cut) -> None:
         cut.reached |= ended.reached
 
 
-@of("Domain.aclose", "Domain.__aexit__", "Domain.register_in_thread")
+@of("Domain.aclose", "Domain.register_in_thread")
 async def domain(cut: Cut) -> None:
     for name in ("aclose", "__aexit__", "register_in_thread"):
         own = Cut(cut.at, cut.mode)
@@ -504,7 +504,6 @@ async def domain(cut: Cut) -> None:
 
 @of(
     "SharedReceiveQueue.aclose",
-    "SharedReceiveQueue.__aexit__",
     "SharedReceiveQueue.limit",
 )
 async def shared_receive(cut: Cut) -> None:

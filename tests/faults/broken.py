@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from aiordma import Chain, Connection, Grant, WorkRequest
+from aiordma import Connection, WorkRequest
+from aiordma.types import Chain, Grant
 from tests.faults.machine import Machine, unwatched_objects
 from tests.internals import Teardown, endpoint
 from tests.simulation.hosts import SimulatedMachine

@@ -25,6 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 import aiordma
 from aiordma import ConnectionOptions
 from aiordma.testing import Faults, software_objects
+from aiordma.types import Chain
 from tests.cells import Cell
 from tests.connections import connect_to
 from tests.faults.model import PERMITTED, End, Pair
@@ -365,7 +366,12 @@ class Machine(RuleBasedStateMachine):
     # -- posting --------------------------------------------------------------------------------
 
     def _post_one(
-        self, end: End, port: aiordma.Connection | aiordma.Chain, kind: str, number: int, size: int
+        self,
+        end: End,
+        port: aiordma.Connection | Chain,
+        kind: str,
+        number: int,
+        size: int,
     ) -> Callable[[bool], None] | None:
         """Post a request, and return a function that watches it: posted alone and for certain, or
         not. None: there is no memory for it."""

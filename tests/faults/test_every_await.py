@@ -31,12 +31,7 @@ WAITED = 2
 AWAITED = ("__aenter__", "__aexit__", "__anext__", "__await__")
 WITHOUT_WAIT = {
     "Connection.__aenter__",
-    "Domain.__aenter__",
-    "Grant.__aenter__",
-    "Rails.__aenter__",
     "Session.__aenter__",
-    "SharedReceiveQueue.__aenter__",
-    "StreamListener.__aenter__",
 }
 """They return the object, and wait for nothing."""
 FORWARDS = {
@@ -226,7 +221,7 @@ BROKEN: dict[str, tuple[Any, Any, type[Exception]]] = {
     "prepare_connection": (LOSES, aiordma, TimeoutError),  # a connection, which stays open
     "listen_stream": (LOSES, aiordma.streams, TimeoutError),
     "Connection.aclose": (_waits_before, aiordma.Connection, TimeoutError),
-    "Grant.aclose": (_waits_before, aiordma.Grant, AssertionError),
+    "Grant.aclose": (_waits_before, aiordma.types.Grant, AssertionError),
 }
 """Functions, how they are broken, and the error by which their scenarios show it."""
 

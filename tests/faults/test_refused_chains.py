@@ -9,6 +9,7 @@ import pytest
 
 import aiordma
 from aiordma.testing import Faults
+from aiordma.verbs import PartialPostError
 from tests.alike import alike
 from tests.device.players import REMOTE, both_ways, connected, until
 from tests.internals import endpoint_of
@@ -39,8 +40,8 @@ async def test_a_chain_is_posted_up_to_what_is_refused(
         assert caught.value.errno == errno.ENOMEM
         assert "RDMA_WRITE of 4 bytes" in str(caught.value)
         posted, refused = chain.requests[:index], chain.requests[index:]
-        assert isinstance(caught.value, aiordma.PartialPostError) == bool(index)
-        if isinstance(caught.value, aiordma.PartialPostError):
+        assert isinstance(caught.value, PartialPostError) == bool(index)
+        if isinstance(caught.value, PartialPostError):
             assert (caught.value.posted, caught.value.refused) == (posted, index)
         for request in refused:
             assert alike(request.exception(), caught.value)
@@ -72,7 +73,10 @@ async def test_refused_chain_keeps_no_buffer(faults: Faults) -> None:
         async def post() -> weakref.ref[Counted]:
             buffer = Counted(len(remote))
             faults.refuse_post(after=1)
-            with suppress(aiordma.PartialPostError), client.chain(signal_last_only=True) as chain:
+            with (
+                suppress(PartialPostError),
+                client.chain(signal_last_only=True) as chain,
+            ):
                 chain.post_write(buffer, remote)
                 chain.post_write(buffer, remote)
             return weakref.ref(buffer)

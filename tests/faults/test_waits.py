@@ -235,7 +235,7 @@ class Ends:
         shared: aiordma.SharedReceiveQueue,
         client: aiordma.Connection,
         server: aiordma.Connection,
-        grant: aiordma.Grant,
+        grant: aiordma.types.Grant,
     ) -> None:
         self.listener, self.shared, self.grant = listener, shared, grant
         self.client, self.server = client, server

@@ -20,9 +20,9 @@ from aiordma._native import (
     Slots,
     StreamPath,
 )
-from aiordma._native._engine import use_data_path
 from aiordma.streams.path import Memory as StreamMemory
 from tests.fuzz.rsocket_driver import TRANSFER, Memory, World
+from tests.internals import engine
 
 __all__ = ("EngineWorld",)
 
@@ -159,11 +159,11 @@ class EngineWorld(World):
     @contextmanager
     def running(self) -> Iterator[None]:
         EngineWorld.current = self
-        use_data_path(ctypes.addressof(_TABLE))
+        engine.use_data_path(ctypes.addressof(_TABLE))
         try:
             yield
         finally:
-            use_data_path(DATA_PATH)
+            engine.use_data_path(DATA_PATH)
             EngineWorld.current = None
 
     def register(self, buffer: bytearray, _access: object = None) -> Any:

@@ -10,14 +10,12 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from aiordma._base.enums import WorkCompletionOpcode
-from aiordma._base.errors import RdmaError, StreamProtocolError
-from aiordma._base.ranges import RemoteMemory
-from aiordma._connection.connection import Connection
-from aiordma._requests.request import WorkRequest
+from aiordma import Connection, RdmaError, RemoteMemory, WorkRequest
+from aiordma.streams import StreamProtocolError
 from aiordma.streams.path import CONTROL_SLOTS, TRANSFER_BYTES, WORD_BYTES, Memory
 from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
 from aiordma.streams.rsocket import Rsocket
+from aiordma.verbs import WorkCompletionOpcode
 from aiordma.verbs.memory import MemorySlice
 from tests.fuzz.model_protocol import (
     Control,

@@ -10,8 +10,8 @@ from collections import deque
 from enum import IntEnum
 from typing import NamedTuple
 
-from aiordma._base.errors import StreamProtocolError
-from aiordma._base.ranges import RemoteMemory
+from aiordma import RemoteMemory
+from aiordma.streams import StreamProtocolError
 from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
 
 __all__ = (

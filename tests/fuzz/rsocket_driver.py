@@ -18,9 +18,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from aiordma import RemoteMemory, WorkRequest
-from aiordma._base.errors import DisconnectedError, StreamProtocolError
-from aiordma._loop.event_loop import EventLoop
+from aiordma import DisconnectedError, RemoteMemory, WorkRequest
+from aiordma.streams import StreamProtocolError
 from aiordma.streams.path import CONTROL_SLOTS, TRANSFER_BYTES, WORD_BYTES
 from aiordma.streams.path import Memory as StreamMemory
 from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
@@ -28,6 +27,7 @@ from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
 from aiordma.verbs import AtomicCapability, WorkCompletionOpcode
 from tests.fuzz.model_path import ModelPath
 from tests.fuzz.model_protocol import Operation, operation_of
+from tests.internals import EventLoop
 
 __all__ = ("Bytes", "Play", "World", "compare", "run", "run_both", "start")
 

@@ -18,14 +18,14 @@ from typing import Any
 
 from anyio import BusyResourceError, EndOfStream
 
-from aiordma._base.errors import RdmaError
-from aiordma._loop.event_loop import EventLoop, current_event_loop
+from aiordma import RdmaError
 from aiordma.streams.protocol import GRANT_BYTES
 from aiordma.streams.rsocket import Rsocket
 from aiordma.streams.stream import Stream
 from tests.fuzz.engine_world import EngineWorld
 from tests.fuzz.model_protocol import Control, Operation
 from tests.fuzz.rsocket_driver import RING, Bytes, Play, World, compare, start
+from tests.internals import EventLoop, current_event_loop
 
 __all__ = ("run_calls",)
 

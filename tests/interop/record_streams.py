@@ -31,7 +31,7 @@ from typing import Any
 
 from aiordma import Connection, RemoteMemory, WorkRequest
 from aiordma.cli.copying import FileReceiver
-from aiordma.streams import Stream, connect_stream, listen_stream, opening
+from aiordma.streams import Stream, connect_stream, listen_stream, settings
 from aiordma.streams.path import Memory
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs.memory import MemorySlice
@@ -231,7 +231,7 @@ EXCHANGES = (
 
 
 def main() -> int:
-    vars(opening).update(Rsocket=RecordedRsocket, stream_path=RecordedPath)
+    vars(settings).update(Rsocket=RecordedRsocket, stream_path=RecordedPath)
     folder = Path(os.environ["AIORDMA_RESULTS"], "streams")
     folder.mkdir(parents=True, exist_ok=True)
     for exchange in EXCHANGES:

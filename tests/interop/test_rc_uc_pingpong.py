@@ -9,6 +9,7 @@ from anyio.abc import SocketAttribute
 
 import aiordma
 from aiordma import QueuePairAddress
+from aiordma.types import UnmanagedConnection
 from aiordma.verbs import Mtu, QueuePairType
 from tests.device.by_hand import GID_INDEX
 from tests.devices import DEVICE, DeviceUnderTest
@@ -44,7 +45,7 @@ def address_of(line: bytes) -> QueuePairAddress:
     return QueuePairAddress(int(qp_num, 16), int(psn, 16), bytes.fromhex(gid), int(lid, 16))
 
 
-async def open_pair(device: DeviceUnderTest, service: QueuePairType) -> aiordma.UnmanagedConnection:
+async def open_pair(device: DeviceUnderTest, service: QueuePairType) -> UnmanagedConnection:
     return await aiordma.open_queue_pair(device.by_hand, service=service, gid_index=GID_INDEX)
 
 

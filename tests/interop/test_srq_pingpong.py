@@ -41,7 +41,7 @@ class Players:
     """Our side: each message that comes on a queue pair is answered there, until all are sent."""
 
     def __init__(
-        self, shared: aiordma.SharedReceiveQueue, pairs: list[aiordma.UnmanagedConnection]
+        self, shared: aiordma.SharedReceiveQueue, pairs: list[aiordma.types.UnmanagedConnection]
     ) -> None:
         self.pairs = pairs
         self.heard = dict.fromkeys(pairs, 0)
@@ -60,7 +60,7 @@ class Players:
             self._arrivals.append(request)
             self._arrived.set()
 
-    async def _arrival(self) -> aiordma.WorkCompletion:
+    async def _arrival(self) -> aiordma.verbs.WorkCompletion:
         while not self._arrivals:
             self._arrived = anyio.Event()
             await self._arrived.wait()
@@ -94,7 +94,7 @@ class Players:
             completion = await self._arrival()
             assert completion.byte_len == SIZE
             member = self._shared.connection_of(completion)
-            assert isinstance(member, aiordma.UnmanagedConnection)
+            assert isinstance(member, aiordma.types.UnmanagedConnection)
             self.heard[member] += 1
             self._post(1)
             if sent < COUNT:

@@ -32,7 +32,7 @@ def gid_index(address: str) -> int:
 @contextlib.asynccontextmanager
 async def connected(
     host: Host, table: dict[str, Any], name: str, peer: str, mtu: Mtu, **options: Any
-) -> AsyncIterator[aiordma.UnmanagedConnection]:
+) -> AsyncIterator[aiordma.types.UnmanagedConnection]:
     async with aiordma.open_queue_pair(
         DEVICE, gid_index=gid_index(host.address), **options
     ) as pair:

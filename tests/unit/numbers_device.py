@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from aiordma._base.enums import Transport
 from aiordma._base.process import here
-from aiordma._loop.event_loop import current_event_loop
-from aiordma._native import ffi
-from aiordma._requests.registrations import RegistrationCache
-from aiordma._runtime import hub as hub_module
-from aiordma._runtime.hub import DeviceHub
+from aiordma.types import RegistrationCache
+from aiordma.verbs import Transport
+from tests.internals import DeviceHub, current_event_loop, ffi
+from tests.internals import hub as hub_module
 
 MAX_CQE = 10_000
 ASYNC_FD = 78

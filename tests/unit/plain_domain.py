@@ -4,9 +4,9 @@ import errno
 from types import SimpleNamespace
 from typing import Any
 
-from aiordma._base.enums import Access
-from aiordma._native import ffi
+from aiordma import Access
 from aiordma.verbs import Resource
+from tests.internals import ffi
 
 
 class PlainDomain(Resource):

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from aiordma._base.provider import software
-from aiordma._native import ffi, lib
 from aiordma.testing import software_objects
 from aiordma.verbs.send_work import RECEIVE_REQUEST, SendWork, pack_chain
+from tests.internals import ffi, lib, software
 
 ERR = lib.IBV_QPS_ERR
 PATIENCE = 20

@@ -8,13 +8,13 @@ from typing import Any
 import anyio
 import pytest
 
-from aiordma._base.errors import BusyError, ClosedError, VerbsCallError
+from aiordma import BusyError, ClosedError, VerbsCallError
 from aiordma._datagram import address_handles
 from aiordma._datagram.address_handles import AddressHandles, close_all
-from aiordma._loop.event_loop import current_event_loop
 from aiordma.verbs import AddressHandle as RealHandle
 from aiordma.verbs import AddressVector
 from aiordma.verbs import Device as RealDevice
+from tests.internals import current_event_loop
 from tests.unit.loops import until
 
 pytestmark = pytest.mark.anyio

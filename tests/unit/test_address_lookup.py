@@ -10,13 +10,12 @@ from typing import Any
 import anyio
 import pytest
 
-from aiordma._base.enums import PortSpace, QueuePairType
-from aiordma._base.errors import AddressError
-from aiordma._base.provider import Provider
-from aiordma._base.socket_address import pack_address
-from aiordma._native import ffi, lib
+from aiordma import AddressError, resolve
 from aiordma._runtime import address_lookup
-from aiordma._runtime.address_lookup import ResolvedAddress, numeric_address, resolve
+from aiordma._runtime.address_lookup import numeric_address
+from aiordma.types import ResolvedAddress
+from aiordma.verbs import PortSpace, QueuePairType
+from tests.internals import Provider, ffi, lib, pack_address
 
 pytestmark = pytest.mark.anyio
 

@@ -4,10 +4,9 @@ from typing import Any, cast
 
 import pytest
 
-from aiordma._base.enums import QueuePairAttribute
-from aiordma._native import ffi
 from aiordma.verbs import AddressVector
 from aiordma.verbs.queue_pair import modify_arguments
+from tests.internals import QueuePairAttribute, ffi
 
 
 def written(vector: AddressVector) -> Any:

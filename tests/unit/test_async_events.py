@@ -13,14 +13,12 @@ from typing import Any
 import anyio
 import pytest
 
-from aiordma._base.enums import AsyncEventType
-from aiordma._base.errors import BusyError, VerbsCallError
-from aiordma._loop.event_loop import current_event_loop
-from aiordma._native import ffi
+from aiordma import BusyError, VerbsCallError
 from aiordma._runtime import async_events as router_module
 from aiordma._runtime.async_events import AsyncEventRouter, Subscription, join_router
-from aiordma.verbs import AsyncEvent, AsyncEvents
+from aiordma.verbs import AsyncEvent, AsyncEvents, AsyncEventType
 from aiordma.verbs.async_event import take_async_event
+from tests.internals import current_event_loop, ffi
 from tests.unit.child import run_child
 from tests.unit.loops import settle, until
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from aiordma._base.enums import GidType, PortState
-from aiordma._native import ffi
-from aiordma.verbs import DeviceAttributes, GidEntry, PortAttributes
+from aiordma.verbs import DeviceAttributes, GidEntry, GidType, PortAttributes, PortState
 from aiordma.verbs.attributes import guid_of, read_device, read_gid, read_port
+from tests.internals import ffi
 
 NUMBERS = ("int", "unsigned int", "uint8_t", "uint16_t", "uint32_t", "uint64_t")
 

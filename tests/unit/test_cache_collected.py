@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy
 
-from aiordma._requests.registrations import RegistrationCache
+from aiordma.types import RegistrationCache
 from tests.unit.child import run_child
 
 COLLECTED = """

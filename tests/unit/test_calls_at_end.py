@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from aiordma._base.call_all import call_all
-from aiordma._native import Waiter, call_at_end, call_then_run
+from tests.internals import Waiter, call_at_end, call_then_run
 
 # -- call_at_end ----------------------------------------------------------------------------------
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma._base.enums import AtomicCapability, QueuePairType
 from aiordma._endpoint.capabilities import (
     require_immediate,
     require_invalidate,
     require_windows,
 )
+from aiordma.verbs import AtomicCapability, QueuePairType
 
 pytestmark = pytest.mark.natively
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aiordma._base.provider import capture
+from tests.internals import capture
 from tests.interop.wireshark import decode
 from tests.unit.pcapng import ACK, SYN, Capture, frames, read_capture
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import aiordma
-import aiordma._native._engine as _engine
-from aiordma import Connection, MemorySlice, RemoteMemory
+from aiordma import Connection, RemoteMemory
+from aiordma.types import MemorySlice
 from aiordma.verbs import WorkCompletionOpcode
 from tests.bench.instant import doorbell_fails, instant
-from tests.internals import drain_of, endpoint_of, fail, free_sends, hub_of
+from tests.internals import drain_of, endpoint_of, engine, fail, free_sends, hub_of
 from tests.unit.test_hot_path import WINDOW, Calls, connected, run
 
 
@@ -203,7 +203,7 @@ def test_unposted_chain_is_collected() -> None:
         chain.post_send(b"x")
         del chain
         gc.collect()
-        assert not any(isinstance(it, _engine.ChainPort) for it in gc.get_objects())
+        assert not any(isinstance(it, engine.ChainPort) for it in gc.get_objects())
         with pytest.raises(RuntimeError, match="posted when its block ends"):
             await requests[0]
         assert local.region._users == 1
@@ -236,8 +236,8 @@ def test_what_ends_between_collecting_and_posting_is_not_posted() -> None:
 class Poster:
     """Posts through a port, without a general path."""
 
-    send: Any = _engine.method("send", lambda *arguments: None)
-    write: Any = _engine.method("write", lambda *arguments: None)
+    send: Any = engine.method("send", lambda *arguments: None)
+    write: Any = engine.method("write", lambda *arguments: None)
 
     def __init__(self, port: Any) -> None:
         self._port = port
@@ -246,7 +246,7 @@ class Poster:
 def test_a_chain_port_does_not_do_what_makes_no_sense() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         wrong: Any
-        chain_port: Any = _engine.ChainPort
+        chain_port: Any = engine.ChainPort
         for wrong in (None, 3, client):
             with pytest.raises(TypeError):
                 chain_port(wrong)

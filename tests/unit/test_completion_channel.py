@@ -4,8 +4,8 @@ import select
 from types import SimpleNamespace
 from typing import Any
 
-from aiordma._base.provider import software
 from aiordma.verbs import CompletionChannel, CompletionQueue, Context, Device, ProtectionDomain
+from tests.internals import software
 from tests.unit.software_device import PATIENCE, fail, make_pair, nothing_left, post_receive
 
 

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from aiordma import Access, MemoryRegion
-from aiordma._base.errors import BusyError, VerbsCallError, check_positive_errno
-from aiordma._base.provider import software
+from aiordma import Access, BusyError, MemoryRegion, VerbsCallError
 from aiordma.testing import software_objects
 from aiordma.verbs import (
     Capacity,
@@ -26,6 +24,7 @@ from aiordma.verbs import (
     Resource,
     resource,
 )
+from tests.internals import check_positive_errno, software
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.natively

@@ -10,18 +10,22 @@ from typing import Any
 
 import pytest
 
-from aiordma._base.enums import CmEventType
-from aiordma._base.errors import ClosedError
-from aiordma._base.options import ConnectionOptions
+from aiordma import ClosedError, ConnectionOptions, ConnectionRequest
 from aiordma._base.origin import Place
-from aiordma._base.provider import Provider, Requirement
-from aiordma._base.states import NEXT_STATES, ConnectionState
-from aiordma._connection import listener
-from aiordma._connection.connection_request import ConnectionRequest, RequestTally
 from aiordma._connection.connector import failed_event
-from aiordma._connection.shared_source import ListenerReceives
-from aiordma._native import ffi, lib
+from aiordma._connection.listener_receives import ListenerReceives
+from aiordma.verbs import CmEventType
 from aiordma.verbs.event_channel import Event, EventChannel
+from tests.internals import (
+    NEXT_STATES,
+    ConnectionState,
+    Provider,
+    RequestTally,
+    Requirement,
+    ffi,
+    lib,
+    listener_endpoint,
+)
 from tests.unit.numbers_device import Loop
 from tests.unit.sources import ROOT
 
@@ -141,9 +145,9 @@ def request_effect(kind: CmEventType) -> str:
 
 
 def listener_effect(kind: CmEventType, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(listener, "Identifier", identifier)
+    monkeypatch.setattr(listener_endpoint, "Identifier", identifier)
     reactor: Any = FakeReactor()
-    listening = listener.Listener(
+    listening = listener_endpoint.ListenerEndpoint(
         reactor,
         identifier(),
         ConnectionOptions(),
@@ -151,15 +155,16 @@ def listener_effect(kind: CmEventType, monkeypatch: pytest.MonkeyPatch) -> str:
         Requirement("auto"),
         1.0,
         NO_SHARED_RECEIVES,
+        ConnectionRequest._open,
     )
     (handle,) = reactor.handlers
     handle(event(kind))
-    listening._teardown.is_closing = True  # or it would warn that it was not closed
-    for request in listening._requests:
+    listening.teardown.is_closing = True  # or it would warn that it was not closed
+    for request in listening.requests:
         request._answered = True
-    if listening._failure is not None:
-        return type(listening._failure).__name__
-    return "a request" if listening._requests else NOTHING
+    if listening.failure is not None:
+        return type(listening.failure).__name__
+    return "a request" if listening.requests else NOTHING
 
 
 def test_the_table_has_a_row_for_each_event_and_for_newer_ones() -> None:

@@ -11,10 +11,9 @@ from aiordma._base.connection_parameters import (
     MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
     MAX_DATAGRAM_CONNECT_PRIVATE_DATA,
     MAX_REJECT_PRIVATE_DATA,
-    ConnectionParameters,
-    Ece,
     check_private_data,
 )
+from aiordma.verbs import ConnectionParameters, Ece
 
 # InfiniBand spec vol. 1, chapter 12: what a REQ, REP, REJ, SIDR_REQ and SIDR_REP leave to the
 # consumer. The header of an IP port space (struct cma_hdr) takes 36 bytes of the two requests.

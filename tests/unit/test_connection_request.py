@@ -5,12 +5,9 @@ from typing import Any
 
 import pytest
 
-from aiordma._base.errors import ClosedError
-from aiordma._base.options import ConnectionOptions
-from aiordma._base.origin import Place
-from aiordma._connection.connection_request import ConnectionRequest, RequestTally
-from aiordma._connection.shared_source import ListenerReceives
-from aiordma._loop.event_loop import current_event_loop
+from aiordma import ClosedError, ConnectionOptions, ConnectionRequest
+from aiordma._connection.connection_request import RequestTally
+from tests.internals import ListenerReceives, Place, current_event_loop
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiordma._base.errors import DisconnectedError
-from aiordma._loop.event_loop import current_event_loop
+from aiordma import DisconnectedError
 from aiordma._requests.credits import Credits
 from tests.alike import alike
+from tests.internals import current_event_loop
 from tests.unit.loops import settle
 
 pytestmark = pytest.mark.anyio

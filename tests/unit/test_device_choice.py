@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiordma._base import provider
-from aiordma._base.errors import (
+from aiordma import (
     AddressError,
     DeviceRequirementError,
     NoDeviceError,
@@ -20,6 +19,7 @@ from aiordma._base.errors import (
     RouteError,
     VerbsCallError,
 )
+from aiordma._base import provider
 from aiordma._base.provider import (
     CLASSES,
     RDMA_CORE_VERSIONS,
@@ -28,10 +28,10 @@ from aiordma._base.provider import (
     real_devices_are_here,
     usual_provider,
 )
-from aiordma._native import ffi
 from aiordma._runtime import device_choice
 from aiordma._runtime.device_choice import with_device
 from aiordma.verbs.device import no_such_device
+from tests.internals import ffi
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,9 @@ import pytest
 
 import aiordma
 from aiordma import Access, MemoryRegion, RemoteMemory
-from aiordma._base.provider import RDMA_CORE_VERSIONS, SOFTWARE, Provider
-from aiordma._native import ffi
 from aiordma.verbs import Device, DmabufRegion, Sge
 from aiordma.verbs.raw_parts import RawPart, packed_parts
+from tests.internals import RDMA_CORE_VERSIONS, SOFTWARE, Provider, ffi
 
 
 class Driver:

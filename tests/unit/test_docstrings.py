@@ -18,8 +18,7 @@ import pytest
 
 import aiordma
 from aiordma import verbs
-from aiordma._base.opening import Opening
-from aiordma._base.options import ConnectionKeywords
+from aiordma.types import ConnectionKeywords, Opening
 from tests.unit.sources import PACKAGE, ROOT
 
 CONSTRUCTED = (
@@ -43,7 +42,9 @@ MADE_BY = {"wrong_type": TypeError}
 """Functions that return an exception, to be raised."""
 
 PUBLIC: dict[str, Any] = {
-    name: getattr(module, name) for module in (verbs, aiordma) for name in module.__all__
+    name: getattr(module, name)
+    for module in (verbs, aiordma.types, aiordma)
+    for name in module.__all__
 }
 
 # -- what is public -------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from aiordma._base.provider import CLASSES
 from aiordma.cli import doctor, system
 from aiordma.cli.checks import Finding, check, usual_interface, works
 from aiordma.cli.containers import container_of
@@ -22,6 +21,7 @@ from aiordma.cli.system import (
     System,
     inspect,
 )
+from tests.internals import CLASSES
 
 ETH = Interface("eth0", 1500, True, addresses=("192.0.2.1",))
 LO = Interface("lo", 65536, True, is_loopback=True, addresses=("127.0.0.1",))

@@ -5,8 +5,9 @@ from types import ModuleType
 
 import pytest
 
-from aiordma._base import device_enums, enums
-from aiordma._native import lib
+from aiordma._base import enums
+from aiordma.verbs import capabilities
+from tests.internals import lib
 
 OPEN = (
     enums.AtomicCapability,
@@ -42,9 +43,9 @@ def test_a_value_is_the_wires(member: int) -> None:
     ("module", "name"),
     [
         (module, name)
-        for module in (enums, device_enums)
+        for module in (enums, capabilities)
         for name in module.__all__
-        if isinstance(getattr(module, name), type)
+        if isinstance(kind := getattr(module, name), type) and issubclass(kind, enum.Enum)
     ],
     ids=str,
 )

@@ -12,22 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiordma import RdmaError, VerbsCallError, WorkCompletionError
 from aiordma._base import errors, hints
-from aiordma._base.enums import AsyncEventType
-from aiordma._base.enums import WorkCompletionStatus as Status
-from aiordma._base.errors import (
-    RdmaError,
-    VerbsCallError,
-    WorkCompletionError,
+from aiordma._base.calls import (
     check_minus_one,
     check_negative_errno,
     check_pointer,
     check_positive_errno,
-    completion_error,
-    detached,
 )
-from aiordma._native import ffi
+from aiordma._base.errors import completion_error, detached
+from aiordma.verbs import AsyncEventType
+from aiordma.verbs import WorkCompletionStatus as Status
 from tests.alike import alike
+from tests.internals import ffi
 
 # -- work completions -----------------------------------------------------------------------------
 

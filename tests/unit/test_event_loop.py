@@ -17,7 +17,7 @@ import trio
 
 import aiordma
 import aiordma._loop.event_loop
-from aiordma._base.errors import EventLoopError
+from aiordma import EventLoopError
 from aiordma._loop.event_loop import EventLoop, Timer, current_event_loop, require_here
 from aiordma.streams import create_connection, create_server, open_connection, start_server
 from aiordma.testing import connected_pair

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from aiordma._loop.event_loop import current_event_loop
+from tests.internals import current_event_loop
 from tests.unit.loops import settle, until
 
 

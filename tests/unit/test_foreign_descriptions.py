@@ -11,9 +11,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from aiordma._native import ffi
 from aiordma.verbs import foreign_memory
 from aiordma.verbs.foreign_memory import described_on_gpu, foreign_view
+from tests.internals import ffi
 
 CALL = "register(): buffer"
 CPU, CUDA = 1, 2

@@ -10,17 +10,16 @@ import pytest
 
 import aiordma
 from aiordma import Access
-from aiordma._base.provider import SOFTWARE
-from aiordma._native import ffi
 from tests.connections import connect_to
 from tests.device.players import OWN_RECEIVES, REMOTE, one_loop
+from tests.internals import SOFTWARE, ffi
 
 pytestmark = pytest.mark.anyio
 
 HOST = "127.0.0.1"
 LONGEST_DATAGRAM = 4096
 HERE: Any = {"device": SOFTWARE}
-TAKERS = (aiordma.Connection, aiordma.Chain, aiordma.Datagram, aiordma.SharedReceiveQueue)
+TAKERS = (aiordma.Connection, aiordma.types.Chain, aiordma.Datagram, aiordma.SharedReceiveQueue)
 MEMORY = {"data", "item", "local", "buffer", "memory"}
 VECTORS = {"parts", "buffers"}
 POSTS = {
@@ -128,7 +127,7 @@ async def test_no_method_posts_memory_of_another_domain(own: bool) -> None:
                 received = taker is aiordma.Datagram and "recv" in name
                 for memory in _variants(parameter, long if received else foreign, ours):
                     chain = connection.chain()
-                    taking = chain if taker is aiordma.Chain else things[taker.__name__]
+                    taking = chain if taker is aiordma.types.Chain else things[taker.__name__]
                     method = getattr(taking, name)
                     given = {
                         each.name: things[each.name]

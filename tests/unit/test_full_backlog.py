@@ -3,8 +3,8 @@
 import pytest
 
 from aiordma import ConnectTimeoutError, RejectedError
-from aiordma._base.errors import BACKLOG_IS_FULL
-from aiordma.streams.opening import LEAST_LEFT_SECONDS, MOST_FULL_SECONDS, _FullBacklog
+from aiordma.streams.connecting import LEAST_LEFT_SECONDS, MOST_FULL_SECONDS, _FullBacklog
+from tests.internals import BACKLOG_IS_FULL
 
 FULL = RejectedError("full", reason=28, private_data=BACKLOG_IS_FULL)
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from aiordma import DatagramPeer
 from aiordma._datagram.message import is_multicast
-from aiordma._datagram.peer import DatagramPeer
-from aiordma._native import grh_ends
 from aiordma.verbs import AddressVector
+from tests.internals import grh_ends
 
 MAPPED = bytes(10) + b"\xff\xff"
 ONE, OTHER = bytes(range(16)), bytes(range(100, 116))

@@ -23,12 +23,12 @@ import numpy
 import pytest
 
 import aiordma
-import aiordma._native._engine as _engine
-from aiordma import Access, Connection, MemorySlice, RemoteMemory
+from aiordma import Access, Connection, RemoteMemory
 from aiordma._loop.polling import PollingEventLoop
+from aiordma.types import MemorySlice
 from tests import connections
 from tests.bench.instant import instant, prepare
-from tests.internals import drain_of, endpoint_of, hub_of
+from tests.internals import drain_of, endpoint_of, engine, hub_of
 
 WINDOW = 32
 SLEEPS = 300
@@ -382,7 +382,7 @@ def test_a_woken_task_runs_in_its_own_context() -> None:
 
 def test_a_wait_that_is_woken_twice_or_cancelled_after_it_is_woken_once() -> None:
     loop: Any = Loop()
-    waiter = _engine.Waiter(loop)
+    waiter = engine.Waiter(loop)
     assert next(waiter) is waiter
     assert waiter._asyncio_future_blocking
     called: list[object] = []
@@ -402,7 +402,7 @@ def test_a_wait_that_is_woken_twice_or_cancelled_after_it_is_woken_once() -> Non
 
 def test_cancelled_wait_keeps_its_message() -> None:
     loop: Any = Loop()
-    waiter = _engine.Waiter(loop)
+    waiter = engine.Waiter(loop)
     next(waiter)
     waiter.add_done_callback(print)
     assert waiter.cancel(msg="enough")

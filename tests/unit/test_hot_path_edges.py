@@ -13,11 +13,10 @@ from anyio.lowlevel import checkpoint
 
 import aiordma
 from aiordma import Access, Connection, MemoryRegion, RemoteMemory
-from aiordma._loop.polling import SPIN
 from aiordma.bench import loops
 from tests import connections
 from tests.bench.instant import instant, prepare
-from tests.internals import drain_of, endpoint_of
+from tests.internals import SPIN, drain_of, endpoint_of
 
 pytestmark = pytest.mark.anyio
 

@@ -13,11 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._base.enums import AsyncEventType
-from aiordma._base.errors import DeviceEventError, VerbsCallError
-from aiordma._native import BATCH
-from aiordma._requests.request import WorkRequest
-from aiordma._runtime import async_events
+from aiordma import DeviceEventError, VerbsCallError, WorkRequest
 from aiordma._runtime.hub import (
     DRAIN_SECONDS,
     ROUNDS,
@@ -25,7 +21,8 @@ from aiordma._runtime.hub import (
     CompletionQueueShare,
     DeviceHub,
 )
-from aiordma.verbs import AsyncEvent
+from aiordma.verbs import AsyncEvent, AsyncEventType
+from tests.internals import BATCH, async_events
 from tests.unit.numbers_device import ASYNC_FD, MAX_CQE, Channel, Device
 
 

@@ -18,8 +18,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from aiordma._native import InFlightTable
-from aiordma._requests.request import WorkRequest
+from aiordma import WorkRequest
+from tests.internals import InFlightTable
 
 SLOT_BITS = 32
 SLOT_MASK = GENERATION_MASK = (1 << SLOT_BITS) - 1

@@ -12,7 +12,7 @@ from collections import defaultdict
 from functools import cache
 from typing import Any
 
-import aiordma._native._engine as _engine
+from tests.internals import engine
 from tests.unit.sources import PACKAGE, modules
 
 MOST = 2
@@ -23,7 +23,7 @@ DEEPER = {"DmabufRegion", "UnmanagedConnection"}
 memory the CPU does not access, and a Connection without the connection manager. Their bases have
 bases themselves: the storage in C and the life of a kernel object; the `post_*` methods."""
 
-C_TYPES = frozenset(kind for kind in vars(_engine).values() if isinstance(kind, type))
+C_TYPES = frozenset(kind for kind in vars(engine).values() if isinstance(kind, type))
 
 
 def _counts(kind: type) -> bool:
@@ -40,7 +40,7 @@ def classes() -> frozenset[type]:
     spaces: list[Any] = [importlib.import_module(name) for name in modules()]
     named = {
         kind
-        for space in [*spaces, _engine]
+        for space in [*spaces, engine]
         for kind in vars(space).values()
         if isinstance(kind, type)
     }

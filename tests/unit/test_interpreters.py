@@ -52,7 +52,7 @@ def test_a_second_interpreter_is_refused(name: str, is_isolated: bool) -> None:
                 async with await aiordma.connect("127.0.0.1", listener.port) as client:
                     async with await accepting as server:
                         request = client.post_send(b"hello")
-                        assert type(await request) is aiordma.WorkCompletion
+                        assert type(await request) is aiordma.verbs.WorkCompletion
                         assert await server.receive() == b"hello"
 
         asyncio.run(talk())

@@ -309,21 +309,41 @@ WITH_PRIVATE_PARTS = ("unit", "fuzz")
 """Folders of tests of single modules, and of the engine beside its model."""
 
 
-def _private_names(tree: ast.Module) -> list[str]:
-    return [
-        f"{node.module}.{alias.name}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE
-        for alias in node.names
-        if any(part[0] == "_" for part in [*(node.module or "").split("."), alias.name])
-    ]
+def _is_private(name: str) -> bool:
+    return any(part.startswith("_") for part in name.split("."))
+
+
+def _private_modules(tree: ast.Module) -> set[str]:
+    """The modules whose private names, or which, a test imports."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names if _is_private(each.name)}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for full in (f"{node.module}.{each.name}" for each in node.names):
+                if _is_private(full):
+                    found.add(full if full in {*modules(), *BINDINGS} else node.module)
+    return {each for each in found if each.split(".")[0] == PACKAGE}
+
+
+def _users_of_private_modules() -> dict[str, list[Path]]:
+    users: dict[str, list[Path]] = {}
+    for path in (ROOT / "tests").rglob("*.py"):
+        for module in _private_modules(ast.parse(path.read_text())):
+            users.setdefault(module, []).append(path.relative_to(ROOT / "tests"))
+    return users
 
 
 def test_behaviour_is_tested_through_one_module_for_private_parts() -> None:
-    users = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "tests").rglob("*.py")
-        if path.parent.name not in WITH_PRIVATE_PARTS
-        and _private_names(ast.parse(path.read_text()))
+    users = {path for paths in _users_of_private_modules().values() for path in paths}
+    others = {str(path) for path in users if path.parts[0] not in WITH_PRIVATE_PARTS}
+    assert others == {"internals.py"}
+
+
+def test_private_modules_are_imported_by_their_own_test_only() -> None:
+    several = {
+        module: sorted(map(str, tests))
+        for module, paths in _users_of_private_modules().items()
+        if len(tests := [path for path in paths if path.name != "internals.py"]) > 1
     }
-    assert users == {"tests/internals.py"}
+    assert several == {}, "the others take it from tests/internals.py"

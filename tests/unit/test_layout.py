@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from aiordma._base.provider import RDMA_CORE_VERSIONS
-from aiordma._native import ffi, lib
+from tests.internals import RDMA_CORE_VERSIONS, ffi, lib
 from tests.unit.sources import ROOT
 
 NATIVE = ROOT / "aiordma" / "_native"

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from aiordma import BusyError, MemoryRegion, VerbsCallError
-from aiordma._base.provider import software
 from aiordma.testing import Faults, software_objects
 from aiordma.verbs import (
     AddressHandle,
@@ -27,6 +26,7 @@ from aiordma.verbs import (
     Resource,
     memory_window,
 )
+from tests.internals import software
 from tests.unit.child import run_child
 from tests.unit.software_device import nothing_left
 

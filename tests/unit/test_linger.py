@@ -5,17 +5,14 @@ from typing import Any
 
 import pytest
 
-from aiordma._base.enums import CmEventType
-from aiordma._base.options import ConnectionOptions
-from aiordma._base.states import ConnectionState
+from aiordma import ConnectionOptions, WorkRequest
 from aiordma._endpoint import endpoint as endpoint_module
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.handshake import Handshake
-from aiordma._native import Drain, InFlightTable
-from aiordma._requests.request import WorkRequest
 from aiordma._runtime.device_statistics import HubCounters
-from aiordma._runtime.teardown import Phase
+from aiordma.verbs import CmEventType
 from aiordma.verbs.event_channel import Event
+from tests.internals import ConnectionState, Drain, InFlightTable, Phase
 from tests.unit.numbers_device import Loop
 
 pytestmark = pytest.mark.anyio

@@ -14,10 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma import MemoryRegion
-from aiordma._base.enums import Access
-from aiordma._base.errors import ClosedError, VerbsCallError
-from aiordma._base.ranges import RemoteMemory
+from aiordma import Access, ClosedError, MemoryRegion, RemoteMemory, VerbsCallError
 from aiordma.verbs.memory import gather
 from tests.unit.plain_domain import PlainDomain
 

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from aiordma import MemoryRegion
-from aiordma._base.device_enums import OnDemandPaging
-from aiordma._base.enums import Access
-from aiordma._base.errors import BusyError, ClosedError, NotSupportedError, VerbsCallError
-from aiordma._native import ffi, lib
+from aiordma import Access, BusyError, ClosedError, MemoryRegion, NotSupportedError, VerbsCallError
 from aiordma.verbs import memory as memory_module
+from aiordma.verbs.capabilities import OnDemandPaging
+from tests.internals import ffi, lib
 from tests.unit.plain_domain import PlainDomain
 
 WRITE = Access.LOCAL_WRITE

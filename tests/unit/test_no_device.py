@@ -13,10 +13,8 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.provider import rdma_core
-from aiordma._runtime import reactor
 from aiordma.verbs.identifier import EventChannel
-from tests.internals import THREAD_NAME, calls_under_way
+from tests.internals import THREAD_NAME, calls_under_way, rdma_core, reactor
 
 DEVICES = Path("/sys/class/infiniband")
 PRESENT = sorted(path.name for path in DEVICES.iterdir()) if DEVICES.is_dir() else []

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from aiordma._native import OpenRequests, WorkRequest
+from aiordma import WorkRequest
+from tests.internals import OpenRequests
 
 
 class Owner:

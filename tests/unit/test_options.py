@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._base.errors import retry_seconds
-from aiordma._base.options import ConnectionOptions
+from aiordma import ConnectionOptions
+from tests.internals import retry_seconds
 
 # Where a range comes from C: the width of the field that carries the value.
 RANGES = {

@@ -123,7 +123,7 @@ def _full(referred: str, name: str) -> str:
     """Return the name of a callable to which the docstring of another refers."""
     package = name.rpartition(".")[0]
     referred = referred.removeprefix("aiordma.")
-    for candidate in (referred, f"{package}.{referred}", f"verbs.{referred}"):
+    for candidate in (referred, f"{package}.{referred}", f"verbs.{referred}", f"types.{referred}"):
         if candidate in CALLABLES:
             return candidate
     raise AssertionError(f"{name} refers to {referred}: no public callable")

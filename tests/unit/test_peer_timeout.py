@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from aiordma._base.enums import QueuePairType
-from aiordma._base.errors import retry_seconds
-from aiordma._base.options import ConnectionOptions
+from aiordma import ConnectionOptions
 from aiordma._endpoint.pair import Pair
+from aiordma.verbs import QueuePairType
+from tests.internals import retry_seconds
 
 pytestmark = pytest.mark.natively
 

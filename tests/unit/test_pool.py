@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiordma._base.errors import VerbsCallError
-from aiordma._base.provider import SOFTWARE, software
+from aiordma import VerbsCallError
 from aiordma._requests.pool import KEPT, SLAB, SMALLEST, BufferPool, Lease
 from aiordma._runtime.unmanaged_identifier import opened_device
+from tests.internals import SOFTWARE, software
 from tests.unit.plain_domain import PlainDomain
 
 

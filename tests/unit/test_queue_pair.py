@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
-from aiordma._base.enums import SendFlag, WorkRequestOpcode
-from aiordma._base.errors import ClosedError, VerbsCallError
-from aiordma._base.process import here
-from aiordma.verbs import Capacity, QueuePair, QueuePairType, SendWork, Sge
+from aiordma import ClosedError, VerbsCallError
+from aiordma.verbs import (
+    Capacity,
+    QueuePair,
+    QueuePairType,
+    SendFlag,
+    SendWork,
+    Sge,
+    WorkRequestOpcode,
+)
+from tests.internals import here
 from tests.unit.numbers_device import Driver
 
 

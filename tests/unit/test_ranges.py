@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aiordma._base.ranges import RemoteMemory, resolve_slice
+from aiordma import RemoteMemory
+from aiordma._base.ranges import resolve_slice
 
 lengths = st.integers(min_value=0, max_value=300)
 bounds = st.one_of(st.none(), st.integers(min_value=-310, max_value=310))

@@ -12,14 +12,10 @@ from typing import Any
 import anyio
 import pytest
 
-from aiordma._base.errors import ForkError, VerbsCallError
-from aiordma._base.process import here
-from aiordma._base.provider import Provider
-from aiordma._loop.event_loop import EventLoop, current_event_loop
-from aiordma._loop.threads import Once
+from aiordma import ForkError, VerbsCallError
 from aiordma._runtime import reactor as reactor_module
 from aiordma._runtime.reactor import DESTROYS_AT_ONCE, Reactor, current_reactors, reactor_of
-from tests.internals import close_if_unused
+from tests.internals import EventLoop, Once, Provider, close_if_unused, current_event_loop, here
 from tests.unit.loops import Work, settle, until
 
 PLAYED = Provider("played", None)

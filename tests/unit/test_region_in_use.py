@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aiordma import MemoryRegion
-from aiordma._base.errors import BusyError
+from aiordma import BusyError, MemoryRegion
 from aiordma.testing import software_objects
 from aiordma.verbs import CompletionQueue, Device, DmabufRegion, ProtectionDomain
 from tests.unit.software_device import nothing_left

@@ -10,18 +10,17 @@ from typing import Any
 import anyio
 import pytest
 
-from aiordma._base.enums import WorkCompletionStatus
-from aiordma._base.errors import (
+from aiordma import (
     ClosedError,
     FlushedError,
     RemoteAccessError,
+    RemoteMemory,
     WorkCompletionError,
-    completion_error,
+    WorkRequest,
 )
-from aiordma._base.ranges import RemoteMemory
-from aiordma._loop.event_loop import EventLoop, current_event_loop
-from aiordma._requests.request import WorkRequest
+from aiordma.verbs import WorkCompletionStatus
 from tests.alike import alike
+from tests.internals import EventLoop, completion_error, current_event_loop
 from tests.unit.loops import settle
 
 pytestmark = pytest.mark.anyio

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from aiordma import MemoryRegion
-from aiordma._base.errors import BusyError, ClosedError, VerbsCallError, check_positive_errno
+from aiordma import BusyError, ClosedError, MemoryRegion, VerbsCallError
 from aiordma.verbs import (
     CompletionChannel,
     CompletionQueue,
@@ -18,6 +17,7 @@ from aiordma.verbs import (
     RawSharedReceiveQueue,
     Resource,
 )
+from tests.internals import check_positive_errno
 from tests.unit.software_device import nothing_left
 
 

@@ -7,9 +7,8 @@ import pickle
 import pytest
 
 import aiordma
-from aiordma._base.errors import BACKLOG_IS_FULL, NOT_SERVING
-from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.several_addresses import first_bound, first_of_errors
+from tests.internals import BACKLOG_IS_FULL, NOT_SERVING, SocketAddress
 
 
 def rejected(said: bytes) -> aiordma.RejectedError:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_members import LAST_WQE_SECONDS
 from aiordma._connection.shared_settings import SharedReceiveSettings
-from aiordma._requests.registrations import RegistrationCache
+from aiordma.types import RegistrationCache
 from tests.alike import alike
+from tests.internals import SharedReceiveEndpoint
 from tests.unit.numbers_device import Device, Loop
 
 LAST = aiordma.verbs.AsyncEventType.QP_LAST_WQE_REACHED
@@ -140,7 +140,7 @@ def test_what_the_first_owner_of_a_number_took_is_not_its_next_owners() -> None:
     hub = Hub()
     shared = make(hub)
     _, old_messages, _old = join(shared, 7)
-    completion = aiordma.WorkCompletion(1, 0, 0, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0)
+    completion = aiordma.verbs.WorkCompletion(1, 0, 0, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0)
 
     def late() -> None:
         shared._members.queues[completion.qp_num].deliver("late", completion)
@@ -160,7 +160,7 @@ def test_a_connection_that_closes_late_takes_no_other_out() -> None:
     _, _, connection = join(shared, 7)
     for closed in old.on_close:
         closed()
-    completion = aiordma.WorkCompletion(1, 0, 0, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0)
+    completion = aiordma.verbs.WorkCompletion(1, 0, 0, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0)
     assert shared.connection_of(completion) is connection
 
 
@@ -214,6 +214,6 @@ def test_partial_post_fails_the_queue() -> None:
     assert isinstance(shared.cause, aiordma.VerbsCallError)
     (failure,) = member.failures
     assert alike(failure, shared.cause)
-    with pytest.raises(aiordma.PartialPostError, match="receive 1 of 2") as caught:
+    with pytest.raises(aiordma.verbs.PartialPostError, match="receive 1 of 2") as caught:
         shared.posted_in_part(12, posted[:1], ["one", "other"])
     assert (caught.value.refused, caught.value.errno) == (1, 12)

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma._base.enums import AtomicCapability, GidType, LinkLayer, Mtu, PortState
-from aiordma._base.provider import software
-from aiordma._native import ffi, lib
-from aiordma.verbs import Device
+from aiordma.verbs import AtomicCapability, Device, GidType, LinkLayer, Mtu, PortState
+from tests.internals import ffi, lib, software
 from tests.network import run_alone
 from tests.unit.software_device import (
     failed,

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aiordma
-from aiordma._base.socket_address import unpack_address
 from aiordma.testing import software_objects
 from aiordma.verbs import CmEventType, ConnectionParameters, EventChannel, Identifier
+from tests.internals import unpack_address
 from tests.unit.mpa_peer import (
     CRC,
     ENHANCED,

@@ -11,9 +11,8 @@ from functools import partial
 import pytest
 
 from aiordma import Access, RemoteMemory
-from aiordma._base.provider import software
-from aiordma._native import lib
 from aiordma.verbs import CmEventType, WorkCompletionStatus, WorkRequestOpcode
+from tests.internals import lib, software
 from tests.unit.mpa_peer import expect
 from tests.unit.software_device import memory, take_async_event
 from tests.unit.stream_peer import (

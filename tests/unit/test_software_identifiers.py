@@ -15,8 +15,6 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._base.provider import Provider, software
-from aiordma._native import ffi, lib
 from aiordma.testing import software_objects
 from aiordma.verbs import (
     AsyncEventType,
@@ -31,6 +29,7 @@ from aiordma.verbs import (
     QueuePairState,
     QueuePairType,
 )
+from tests.internals import Provider, ffi, lib, software
 from tests.unit.engine_thread import EngineThread
 from tests.unit.mpa_peer import HOST, REJECTS, Frame, expect, has_ended
 from tests.unit.mpa_peer import Device as Players

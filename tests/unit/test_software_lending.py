@@ -11,10 +11,9 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from aiordma._base.provider import software
-from aiordma._native import ffi, lib
 from aiordma.testing import software_objects
 from aiordma.verbs import CmEvent, CmEventType, ConnectionParameters, EventChannel
+from tests.internals import ffi, lib, software
 from tests.unit.engine_thread import EngineThread
 from tests.unit.mpa_peer import HOST, Device, Frame, expect, has_ended
 from tests.unit.software_device import Aside, take_event

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from aiordma._base.provider import software
-from aiordma._native import ffi, lib
+from tests.internals import ffi, lib, software
 from tests.unit.child import run_child
 from tests.unit.software_device import (
     address_of,

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiordma._base.provider import software
-from aiordma._native import Drain, InFlightTable, ffi, lib
+from tests.internals import Drain, InFlightTable, ffi, lib, software
 from tests.unit.software_device import (
     Aside,
     address_of,

@@ -12,12 +12,10 @@ import pytest
 
 import aiordma
 from aiordma import Access, Connection, RemoteMemory
-from aiordma._base.provider import software
-from aiordma._native import lib
 from aiordma.verbs import MemoryWindowType
 from aiordma.verbs.send_work import SendWork
 from tests import connections
-from tests.internals import endpoint_of, hub_of, queue_pair_of
+from tests.internals import endpoint_of, hub_of, lib, queue_pair_of, software
 
 pytestmark = pytest.mark.anyio
 

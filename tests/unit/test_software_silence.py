@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from aiordma._base.options import ConnectionOptions
+from aiordma import ConnectionOptions
 from tests.connections import connected
 from tests.device.test_dead_peers import check_times, cut_loopback
 from tests.network import run_alone

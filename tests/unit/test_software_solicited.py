@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from aiordma import MemoryRegion, WorkCompletion
+from aiordma import MemoryRegion
 from aiordma.verbs import (
     AddressHandle,
     AddressVector,
@@ -18,6 +18,7 @@ from aiordma.verbs import (
     QueuePairState,
     QueuePairType,
     SendFlag,
+    WorkCompletion,
     WorkRequestOpcode,
 )
 from aiordma.verbs.send_work import SendWork

@@ -18,8 +18,6 @@ from pathlib import Path
 import pytest
 
 from aiordma import Access, RemoteMemory
-from aiordma._base.provider import software
-from aiordma._native import ffi, lib
 from aiordma.verbs import (
     CmEventType,
     QueuePairState,
@@ -27,6 +25,7 @@ from aiordma.verbs import (
     WorkCompletionStatus,
     WorkRequestOpcode,
 )
+from tests.internals import ffi, lib, software
 from tests.unit.mpa_peer import expect
 from tests.unit.software_device import address_of, take_async_event
 from tests.unit.stream_peer import (

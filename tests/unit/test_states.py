@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._base.enums import CmEventType, QueuePairState, QueuePairType
-from aiordma._base.enums import QueuePairAttribute as Attribute
 from aiordma._base.states import NEXT_STATES, ConnectionState, allowed_attributes, check_transition
+from aiordma.verbs import CmEventType, QueuePairState, QueuePairType
+from tests.internals import QueuePairAttribute as Attribute
 
 # -- the queue pair -------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from tests.unit.child import run_child
 SCENARIO = """
 import asyncio, aiordma, aiordma.testing
 from aiordma import Access
+from aiordma._base.statistics import added
 
 async def main():
     options = {"options": aiordma.ConnectionOptions(receive_buffers=0, max_send_wr=4)}
@@ -48,7 +49,7 @@ async def main():
         print({opcode.name: count for opcode, count in each.completed.items()})
         print({status.name: count for status, count in each.failed.items()}, each.flushed)
     total = aiordma.statistics()["software"].requests
-    assert total == client.statistics()._plus(server.statistics())
+    assert total == added(client.statistics(), server.statistics())
 
 asyncio.run(main())
 """

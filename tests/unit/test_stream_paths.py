@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from aiordma import DisconnectedError, RemoteMemory
-from aiordma._loop.event_loop import current_event_loop
 from aiordma.streams import Stream
 from aiordma.streams.path import WORD_BYTES
 from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
@@ -21,6 +20,7 @@ from aiordma.verbs.memory import MemorySlice
 from tests.fuzz.engine_world import EngineWorld
 from tests.fuzz.model_protocol import Control, Operation
 from tests.fuzz.rsocket_driver import DEPTH, RING, TABLE_ADDRESS, TABLE_KEY, World
+from tests.internals import current_event_loop
 
 TABLE = RemoteMemory(TABLE_ADDRESS, TABLE_ENTRIES * GRANT_BYTES, TABLE_KEY)
 BUFFER = RemoteMemory(0x100000, 1 << 16, 5)

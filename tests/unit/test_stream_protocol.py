@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiordma import RemoteMemory
-from aiordma._base.errors import StreamProtocolError
+from aiordma.streams import StreamProtocolError
 from aiordma.streams.protocol import GRANT_BYTES, HELLO_BYTES, TABLE_ENTRIES, Hello
 
 TABLE = RemoteMemory(0x7000, TABLE_ENTRIES * GRANT_BYTES, 7)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from aiordma._connection import listener
+from tests.internals import listener_endpoint
 
 
 class Closed:
     """A listener that another event loop has closed."""
 
-    _closed = True
+    is_closed = True
     port = 1
 
 
@@ -28,7 +28,7 @@ def quick_switches() -> Iterator[None]:
 
 @pytest.mark.usefixtures("quick_switches")
 def test_server_may_start_while_another_thread_closes_one() -> None:
-    listeners: Any = listener._listeners
+    listeners: Any = listener_endpoint._open
     kept = [Closed() for _ in range(500)]
     is_over = threading.Event()
 
@@ -38,7 +38,7 @@ def test_server_may_start_while_another_thread_closes_one() -> None:
 
     async def start() -> None:
         for _ in range(2000):
-            await listener.wait_for_port(2)
+            await listener_endpoint.wait_for_port(2)
 
     for each in kept:
         listeners.add(each)

@@ -11,8 +11,8 @@ import pytest
 import trio
 
 import aiordma
-from aiordma._loop.event_loop import current_event_loop
 from aiordma.testing import connected_pair
+from tests.internals import current_event_loop
 from tests.unit.loops import until
 
 pytestmark = pytest.mark.anyio

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from aiordma._base.errors import retry_seconds
-from aiordma._base.options import ConnectionOptions
+from aiordma import ConnectionOptions
 from aiordma._runtime.tcp_silence import TcpInfo, TcpSilence, parse_answer, tcp_info
 from tests.connections import connected
+from tests.internals import retry_seconds
 
 ENDS = (("192.0.2.1", 1), ("192.0.2.2", 2))
 

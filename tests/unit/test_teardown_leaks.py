@@ -272,7 +272,7 @@ async def broken_listener():
     listener = await open_listener()
     waiting = [asyncio.ensure_future(each) for each in (listener.request(), listener.accept())]
     await asyncio.sleep(0.01)
-    listener._receives.close = lambda: 1 / 0
+    listener._endpoint.receives.close = lambda: 1 / 0
     with anyio.fail_after(10):
         try:
             await listener.aclose()

@@ -18,9 +18,8 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from aiordma._base.errors import VerbsCallError
+from aiordma import VerbsCallError
 from aiordma._loop import threads
-from aiordma._loop.event_loop import current_event_loop
 from aiordma._loop.threads import (
     ACCEPTS,
     CREATES,
@@ -34,7 +33,7 @@ from aiordma._loop.threads import (
     start_call,
     start_destroy,
 )
-from tests.internals import calls_under_way
+from tests.internals import calls_under_way, current_event_loop
 from tests.unit.child import run_child
 from tests.unit.loops import Work, settle, until
 from tests.waiting import wait_until

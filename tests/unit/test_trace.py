@@ -18,9 +18,9 @@ from opentelemetry.trace import StatusCode
 
 import aiordma
 import aiordma.testing
-from aiordma._native import take_trace
 from aiordma.integrations.opentelemetry import RequestSpans
 from aiordma.types import TracedRequest
+from tests.internals import take_trace
 
 pytestmark = pytest.mark.anyio
 

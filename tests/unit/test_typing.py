@@ -11,7 +11,7 @@ import typing
 import pytest
 
 import aiordma
-from aiordma._base.arguments import Buffer
+from tests.internals import Buffer
 
 TAKES_MEMORY = (
     (aiordma.Connection.post_send, "data"),
@@ -30,7 +30,7 @@ TAKES_MEMORY = (
 @pytest.mark.parametrize(("call", "name"), TAKES_MEMORY)
 def test_calls_take_buffers_and_regions(call: typing.Callable[..., object], name: str) -> None:
     taken = typing.get_args(typing.get_type_hints(call)[name])
-    assert taken == (Buffer, aiordma.MemoryRegion, aiordma.MemorySlice)
+    assert taken == (Buffer, aiordma.MemoryRegion, aiordma.types.MemorySlice)
 
 
 @pytest.mark.promise("Type checkers know every public name")

@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import Access, BoundWindow, Connection, MemoryRegion
+from aiordma import Access, Connection, MemoryRegion
+from aiordma.types import BoundWindow
 from aiordma.verbs import MemoryWindowType
 from tests import connections
 from tests.bench.instant import doorbell_fails, instant, prepare, refuses

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from aiordma import WorkCompletion
-from aiordma.verbs import WorkCompletionFlag, WorkCompletionOpcode
+from aiordma.verbs import WorkCompletion, WorkCompletionFlag, WorkCompletionOpcode
 
 NUMBERS = (2**63 + 7, 0, 128, 3, 4, 2**32 - 1, 6, 7, 2, 9, 10, 11, 12, 0)
 NAMES = (

@@ -9,23 +9,11 @@
 
 #include <string.h>
 
-enum { SLICES = 8, POLYNOMIAL = 0xedb88320u };
+#include "crc_tables.h"
 
-static uint32_t slices[SLICES][256]; /* [n][byte]: the CRC of a byte with n zero bytes behind it */
+enum { POLYNOMIAL = 0xedb88320u };
 
-static uint32_t by_table(uint32_t crc, const uint8_t *at, size_t size)
-{
-    for (; size >= 8; at += 8, size -= 8) {
-        uint32_t low =
-            crc ^ ((uint32_t)at[3] << 24 | (uint32_t)at[2] << 16 | (uint32_t)at[1] << 8 | at[0]);
-        crc = slices[7][low & 0xff] ^ slices[6][low >> 8 & 0xff] ^ slices[5][low >> 16 & 0xff] ^
-              slices[4][low >> 24] ^ slices[3][at[4]] ^ slices[2][at[5]] ^ slices[1][at[6]] ^
-              slices[0][at[7]];
-    }
-    for (; size; size--)
-        crc = crc >> 8 ^ slices[0][(crc ^ *at++) & 0xff];
-    return crc;
-}
+static struct sw_crc_tables tables;
 
 #ifdef __x86_64__
 
@@ -97,17 +85,7 @@ by_multiplication(uint32_t crc, const uint8_t *at, size_t size)
 /* Runs when the extension is loaded, before any checksum. */
 __attribute__((constructor)) static void prepare(void)
 {
-    for (uint32_t byte = 0; byte < 256; byte++) {
-        uint32_t crc = byte;
-        for (int bit = 0; bit < 8; bit++)
-            crc = crc >> 1 ^ (crc & 1 ? POLYNOMIAL : 0);
-        slices[0][byte] = crc;
-    }
-    for (int n = 1; n < SLICES; n++)
-        for (int byte = 0; byte < 256; byte++) {
-            uint32_t before = slices[n - 1][byte];
-            slices[n][byte] = slices[0][before & 0xff] ^ before >> 8;
-        }
+    sw_make_crc_tables(&tables, POLYNOMIAL);
 #ifdef __x86_64__
     __builtin_cpu_init();
     has_instructions = __builtin_cpu_supports("sse4.1") && __builtin_cpu_supports("pclmul");
@@ -116,7 +94,7 @@ __attribute__((constructor)) static void prepare(void)
 
 uint32_t sw_crc32_portable(uint32_t crc, const void *bytes, size_t size)
 {
-    return by_table(crc, bytes, size);
+    return sw_crc_by_tables(&tables, crc, bytes, size);
 }
 
 uint32_t sw_crc32(uint32_t crc, const void *bytes, size_t size)
@@ -129,5 +107,5 @@ uint32_t sw_crc32(uint32_t crc, const void *bytes, size_t size)
         size &= 15;
     }
 #endif
-    return by_table(crc, at, size);
+    return sw_crc_by_tables(&tables, crc, at, size);
 }

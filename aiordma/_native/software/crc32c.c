@@ -10,29 +10,11 @@
 
 #include <string.h>
 
+#include "crc_tables.h"
+
 enum { REVERSED_POLYNOMIAL = 0x82f63b78u }; /* in C23 its values are unsigned */
-enum { SLICES = 8 };
 
-/* slices[n][byte]: the checksum of that byte with n bytes of zeros behind it. */
-static uint32_t slices[SLICES][256];
-
-static uint32_t little_endian(const unsigned char *at)
-{
-    return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
-}
-
-static uint32_t by_table(uint32_t crc, const unsigned char *at, size_t size)
-{
-    for (; size >= 8; at += 8, size -= 8) {
-        uint32_t low = crc ^ little_endian(at), high = little_endian(at + 4);
-        crc = slices[7][low & 0xff] ^ slices[6][low >> 8 & 0xff] ^ slices[5][low >> 16 & 0xff] ^
-              slices[4][low >> 24] ^ slices[3][high & 0xff] ^ slices[2][high >> 8 & 0xff] ^
-              slices[1][high >> 16 & 0xff] ^ slices[0][high >> 24];
-    }
-    for (; size; at++, size--)
-        crc = slices[0][(crc ^ *at) & 0xff] ^ crc >> 8;
-    return crc;
-}
+static struct sw_crc_tables tables;
 
 #ifdef __x86_64__
 
@@ -103,17 +85,7 @@ by_instruction(uint32_t start, const unsigned char *at, size_t size)
 /* Runs when the extension is loaded, before any checksum. */
 __attribute__((constructor)) static void prepare(void)
 {
-    for (uint32_t byte = 0; byte < 256; byte++) {
-        uint32_t crc = byte;
-        for (int bit = 0; bit < 8; bit++)
-            crc = crc >> 1 ^ (crc & 1 ? REVERSED_POLYNOMIAL : 0);
-        slices[0][byte] = crc;
-    }
-    for (int n = 1; n < SLICES; n++)
-        for (int byte = 0; byte < 256; byte++) {
-            uint32_t before = slices[n - 1][byte];
-            slices[n][byte] = slices[0][before & 0xff] ^ before >> 8;
-        }
+    sw_make_crc_tables(&tables, REVERSED_POLYNOMIAL);
 #ifdef __x86_64__
     __builtin_cpu_init();
     has_instructions = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
@@ -122,7 +94,7 @@ __attribute__((constructor)) static void prepare(void)
 
 uint32_t sw_crc32c_portable(uint32_t crc, const void *bytes, size_t size)
 {
-    return ~by_table(~crc, bytes, size);
+    return ~sw_crc_by_tables(&tables, ~crc, bytes, size);
 }
 
 uint32_t sw_crc32c(uint32_t crc, const void *bytes, size_t size)
@@ -131,5 +103,5 @@ uint32_t sw_crc32c(uint32_t crc, const void *bytes, size_t size)
     if (has_instructions)
         return ~by_instruction(~crc, bytes, size);
 #endif
-    return ~by_table(~crc, bytes, size);
+    return ~sw_crc_by_tables(&tables, ~crc, bytes, size);
 }

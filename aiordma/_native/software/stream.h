@@ -1,6 +1,6 @@
 /*
- * Streams, for transmit.c, receive.c and connected.c. A stream is one TCP connection of one queue
- * pair.
+ * Streams, for transmit.c, receive.c, delivery.c and connected.c. A stream is one TCP connection of
+ * one queue pair.
  */
 #ifndef AIORDMA_SOFTWARE_STREAM_H
 #define AIORDMA_SOFTWARE_STREAM_H

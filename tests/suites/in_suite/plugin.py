@@ -16,7 +16,7 @@ import pytest
 from aiordma import streams
 from aiordma.bench.loops import SPIN
 from aiordma.streams import client as stream_client
-from aiordma.streams import opening
+from aiordma.streams import connecting
 from aiordma.streams.hosts import HostRule
 
 from .gateway import Gateway, has_tcp_listener
@@ -58,7 +58,7 @@ class _Policy(asyncio.DefaultEventLoopPolicy):
     _loop_factory = LoopUnderTest
 
 
-_connect_rsocket = opening.connect_rsocket
+_connect_rsocket = connecting.connect_rsocket
 _connect = socket.socket.connect
 _connect_ex = socket.socket.connect_ex
 _begin = streams.StreamTransport.__init__

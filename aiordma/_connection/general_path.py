@@ -11,7 +11,7 @@ from typing import Protocol
 
 from aiordma._base.arguments import instance
 from aiordma._base.enums import Access, MemoryWindowType, WorkRequestOpcode
-from aiordma._connection.works import send_flags
+from aiordma._connection.operations import send_flags
 from aiordma._endpoint.capabilities import require_windows
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.staging import Staged, Staging, call_of
@@ -24,7 +24,7 @@ from aiordma.verbs import LocalMemory, MemoryWindow, SendWork
 from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.memory import MemorySlice
 
-__all__ = ("Posts", "Sink", "Stage")
+__all__ = ("GeneralPath", "Sink", "Stage")
 
 _BIND = int(WorkRequestOpcode.BIND_MW)
 _INVALIDATE = int(WorkRequestOpcode.LOCAL_INV)
@@ -52,7 +52,7 @@ class Sink(Protocol):
         """Bind a window of type 1, for which libibverbs has a separate call (ibv_bind_mw)."""
 
 
-class Posts:
+class GeneralPath:
     """See the module. The errors are the same as those of `Connection.post_send`.
 
     Args:
@@ -93,12 +93,13 @@ class Posts:
 
         Cancellation: a posted request stays in flight, and holds its memory until it completes.
         """
-        return await (await self._post_when_free(work, stage, parts, where))
+        return await (await self.post_when_free(work, stage, parts, where))
 
     @protected
-    async def _post_when_free(
+    async def post_when_free(
         self, work: SendWork, stage: Stage, parts: list[LocalMemory], where: str
     ) -> WorkRequest:
+        """Post a request when a slot is free. Arguments as of `post`."""
         # Take the slot before staging: a task that waits for a slot holds no memory, and the
         # buffers are posted right after they are checked.
         with await self._endpoint.work.sends.slots.take() as slot:

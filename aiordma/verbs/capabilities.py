@@ -1,10 +1,23 @@
-"""Enumerations of device capabilities, under their C names. All others are in `enums`."""
+"""What `DeviceAttributes` consists of, under the C names: masks of capabilities, and structs of
+limits."""
 
 from enum import IntFlag
+from typing import NamedTuple
 
 from aiordma._native import lib
 
-__all__ = ("DeviceCapability", "OnDemandOperation", "OnDemandPaging", "RawPacketCapability")
+__all__ = (
+    "CompletionModerationCapabilities",
+    "DeviceCapability",
+    "OnDemandCapabilities",
+    "OnDemandOperation",
+    "OnDemandPaging",
+    "PacketPacingCapabilities",
+    "RawPacketCapability",
+    "ReceiveHashCapabilities",
+    "SegmentationCapabilities",
+    "TagMatchingCapabilities",
+)
 
 
 class DeviceCapability(IntFlag):
@@ -63,3 +76,55 @@ class RawPacketCapability(IntFlag):
     SCATTER_FCS = lib.IBV_RAW_PACKET_CAP_SCATTER_FCS
     IP_CSUM = lib.IBV_RAW_PACKET_CAP_IP_CSUM
     DELAY_DROP = lib.IBV_RAW_PACKET_CAP_DELAY_DROP
+
+
+class OnDemandCapabilities(NamedTuple):
+    """On-demand paging, in general and by service (`ibv_odp_caps`, `xrc_odp_caps`)."""
+
+    general: OnDemandPaging
+    rc: OnDemandOperation
+    uc: OnDemandOperation
+    ud: OnDemandOperation
+    xrc: OnDemandOperation
+
+
+class SegmentationCapabilities(NamedTuple):
+    """TCP segmentation offload (`ibv_tso_caps`); `supported_qpts` is a mask of queue pair types."""
+
+    max_tso: int
+    supported_qpts: int
+
+
+class ReceiveHashCapabilities(NamedTuple):
+    """Receive-side scaling (`ibv_rss_caps`)."""
+
+    supported_qpts: int
+    max_rwq_indirection_tables: int
+    max_rwq_indirection_table_size: int
+    rx_hash_fields_mask: int
+    rx_hash_function: int
+
+
+class PacketPacingCapabilities(NamedTuple):
+    """Rate limits, in kbit/s (`ibv_packet_pacing_caps`)."""
+
+    qp_rate_limit_min: int
+    qp_rate_limit_max: int
+    supported_qpts: int
+
+
+class TagMatchingCapabilities(NamedTuple):
+    """Tag matching (`ibv_tm_caps`); not supported if max_num_tags is 0."""
+
+    max_rndv_hdr_size: int
+    max_num_tags: int
+    flags: int
+    max_ops: int
+    max_sge: int
+
+
+class CompletionModerationCapabilities(NamedTuple):
+    """Moderation of completion events (`ibv_cq_moderation_caps`); the period in microseconds."""
+
+    max_cq_count: int
+    max_cq_period: int
