@@ -508,7 +508,7 @@ ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
 
     (void)flags;
     PROMISE(message->msg_iovlen > 0 && message->msg_iovlen <= IOV_MAX);
-    if (fake->family == AF_UNIX || (fake->type == SOCK_DGRAM && !message->msg_name)) {
+    if (fake->type == SOCK_DGRAM && (fake->family == AF_UNIX || !message->msg_name)) {
         errno = ECONNREFUSED; /* there is no other process */
         return -1;
     }
