@@ -30,8 +30,8 @@ IN_SPACE = ("nice", "-n", "-10", "ip", "netns", "exec", SPACE)
 RXE = "rxe_wire"
 RXE_ADDRESS, OUR_ADDRESS = "10.9.7.1", "10.9.7.2"
 SHELL_PORT = 7000
-BOOT_SECONDS = 240.0
-"""For an emulated machine beside others; normally 6."""
+SECONDS = 240.0
+"""For an emulated machine beside others, to boot or to run a script; normally 6, and 3."""
 
 DAMAGE = "loss 3% delay 2ms 1ms reorder 10% duplicate 3% corrupt 2%"
 """In each direction, at rxe's end: the kernel outside of the virtual machine may lack netem."""
@@ -178,7 +178,7 @@ def _over_tap() -> Iterator[Wire]:
         | {"VM_QEMU": f"{network} -device virtio-net-pci,netdev=wire"},
     )
     try:
-        deadline = time.monotonic() + BOOT_SECONDS
+        deadline = time.monotonic() + SECONDS
         while "ready" not in _run(*map(str, made.rxe("echo", "ready")), check=False).stdout:
             assert guest.poll() is None, guest.communicate()
             assert time.monotonic() < deadline, "the virtual machine did not boot"
@@ -186,7 +186,7 @@ def _over_tap() -> Iterator[Wire]:
         yield made
     finally:
         guest.terminate()
-        guest.communicate()
+        guest.communicate(timeout=SECONDS)
 
 
 def _know_each_other(made: Wire) -> None:
@@ -210,6 +210,6 @@ def _give_address() -> None:
 
 
 def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert not check or done.returncode == 0, (PACKAGES, done)
     return done
