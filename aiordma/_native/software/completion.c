@@ -161,6 +161,13 @@ static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *va
     return 0;
 }
 
+/* What polls of this queue serve: its own sockets, or else those that its sends are answered on. */
+static struct sw_progress *served_by(const struct sw_queue *queue)
+{
+    return queue->receives && !sw_progress_has_members(queue->progress) ? queue->receives->progress
+                                                                        : queue->progress;
+}
+
 /* Take the completion that the read functions of the extended interface describe. */
 static int take_current(struct ibv_cq_ex *public)
 {
@@ -169,7 +176,7 @@ static int take_current(struct ibv_cq_ex *public)
 
     sw_lock();
     if (!queue->count)
-        sw_progress_look(queue->progress, 1);
+        sw_progress_look(served_by(queue), 1);
     if (queue->count) {
         queue->current = queue->ring[queue->head];
         if (queue->times)
@@ -178,7 +185,7 @@ static int take_current(struct ibv_cq_ex *public)
         set_count(queue, queue->count - 1);
         public->status = queue->current.status;
         public->wr_id = queue->current.wr_id;
-        sw_progress_took_completions(queue->progress);
+        sw_progress_took_completions(served_by(queue));
         error = 0;
     }
     sw_unlock();
@@ -244,6 +251,7 @@ static void give_readers(struct ibv_cq_ex *queue)
 static int is_idle(const struct sw_queue *queue)
 {
     return !__atomic_load_n(&queue->count, __ATOMIC_ACQUIRE) &&
+           !__atomic_load_n(&queue->receives, __ATOMIC_RELAXED) &&
            (!sw_progress_has_members(queue->progress) ||
             !sw_progress_is_looker(queue->progress, queue));
 }
@@ -259,7 +267,7 @@ static int poll_cq(struct ibv_cq *public, int most, struct ibv_wc *completions)
         return 0;
     sw_lock();
     if (!queue->count)
-        sw_progress_look(queue->progress, 1);
+        sw_progress_look(served_by(queue), 1);
     count = queue->count < (uint32_t)most ? queue->count : (uint32_t)most;
     until_end = queue->size - queue->head;
     if (!count) {
@@ -275,7 +283,7 @@ static int poll_cq(struct ibv_cq *public, int most, struct ibv_wc *completions)
     set_count(queue, queue->count - count);
     /* An empty ring begins anew: a large one would else go through all of its memory. */
     queue->head = queue->count ? (queue->head + count) % queue->size : 0;
-    sw_progress_took_completions(queue->progress);
+    sw_progress_took_completions(served_by(queue));
     sw_unlock();
     return (int)count;
 }
@@ -487,10 +495,22 @@ struct sw_progress *sw_progress_of(const struct ibv_qp *queue_pair)
 {
     const struct sw_queue *sends = queue_of(queue_pair->send_cq);
     const struct sw_queue *receives = queue_of(queue_pair->recv_cq);
+    const int are_polled = !sends->ibv.channel && !receives->ibv.channel;
 
-    /* A program that polls two queues waits for messages most of the time. */
-    const int is_polled = !sends->ibv.channel && !receives->ibv.channel;
-    return sends->progress == receives->progress || is_polled ? receives->progress : NULL;
+    return sends->progress == receives->progress || are_polled ? receives->progress : NULL;
+}
+
+void sw_serve_by_sends(const struct ibv_qp *queue_pair, int is_made)
+{
+    struct sw_queue *sends = queue_of(queue_pair->send_cq);
+    struct sw_queue *receives = queue_of(queue_pair->recv_cq);
+    struct sw_queue *served = is_made ? receives : NULL;
+
+    if (sends == receives || sends->ibv.channel || receives->ibv.channel)
+        return;
+    /* The last queue pair's. It is forgotten with that, which keeps the queue of the receives. */
+    if (is_made || sends->receives == receives)
+        __atomic_store_n(&sends->receives, served, __ATOMIC_RELAXED);
 }
 
 /* -- queues ---------------------------------------------------------------------------------- */

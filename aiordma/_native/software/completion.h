@@ -27,6 +27,7 @@ struct sw_queue {
     uint64_t current_time;
     struct sw_progress own;       /* used without a channel */
     struct sw_progress *progress; /* the channel's, or its own */
+    struct sw_queue *receives; /* whose progress its polls serve, too; also read without the lock */
     /* Faults (completion.c). */
     struct sw_late *late;
     struct sw_timer late_event;
@@ -47,6 +48,8 @@ void sw_forget_completions(struct ibv_cq *queue, uint32_t qp_num);
  * receives. NULL: the queues have different channels.
  */
 struct sw_progress *sw_progress_of(const struct ibv_qp *queue_pair);
+/* A queue pair has been made, or is destroyed: whose polls serve its progress. */
+void sw_serve_by_sends(const struct ibv_qp *queue_pair, int is_made);
 
 void sw_fill_completion(struct aiordma_provider *table, struct verbs_context *operations);
 

@@ -119,6 +119,7 @@ static void hook(struct sw_queue_pair *pair)
     ((struct sw_domain *)pair->ibv.pd)->objects++;
     ((struct sw_queue *)pair->ibv.send_cq)->users++;
     ((struct sw_queue *)pair->ibv.recv_cq)->users++;
+    sw_serve_by_sends(&pair->ibv, 1);
     if (pair->shared)
         pair->shared->users++;
     sw_device.counts.queue_pairs++;
@@ -130,6 +131,7 @@ static void unhook(struct sw_queue_pair *pair)
     ((struct sw_domain *)pair->ibv.pd)->objects--;
     ((struct sw_queue *)pair->ibv.send_cq)->users--;
     ((struct sw_queue *)pair->ibv.recv_cq)->users--;
+    sw_serve_by_sends(&pair->ibv, 0);
     if (pair->shared)
         pair->shared->users--;
     sw_device.counts.queue_pairs--;
