@@ -375,7 +375,8 @@ int sw_roce_read(const uint8_t *bytes, size_t size, const struct sw_roce_path *p
     if (is_ipv4(&path->source) != is_ipv4(&path->destination))
         return EBADMSG;
     size_t length = size - headers - pad - ICRC;
-    if (length > SW_DATAGRAM_MTU || (length && !(parts & SW_HAS_PAYLOAD)))
+    /* A request that carries bytes which it should not have is the responder's to refuse. */
+    if (length > SW_DATAGRAM_MTU || (length && (parts & SW_IS_ANSWER) && !(parts & SW_HAS_PAYLOAD)))
         return EBADMSG;
     if (!is_intact(bytes, size, path))
         return EILSEQ;

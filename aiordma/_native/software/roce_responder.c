@@ -262,7 +262,7 @@ static int is_valid(const struct sw_packets *packets, const struct sw_roce_packe
     if (kind && !(parts & SW_IS_FIRST) ? before != kind : before != 0)
         return 0;
     if (!kind)
-        return 1;
+        return !packet->size;
     if (!(parts & SW_IS_LAST))
         return packet->size == packets->mtu;
     return packet->size <= packets->mtu && (packet->size || parts & SW_IS_FIRST);
