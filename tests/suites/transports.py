@@ -1,7 +1,7 @@
-"""UCX, libfabric, Mooncake and rdma4py, which connect queue pairs by hand, on software_roce:
-python -m tests.suites.transports [--write].
+"""UCX, libfabric, Mooncake, rdma4py and roce-sim, which connect queue pairs by hand, on
+software_roce: python -m tests.suites.transports [--write].
 
-They run as under `aiordma exec`. Nothing of them is kept in this repository.
+All but roce-sim's peer run as under `aiordma exec`. Nothing of them is kept in this repository.
 """
 
 import json
@@ -31,10 +31,17 @@ NEXT = "## rdma-core's own tests\n"
 DEVICE = "software_roce"
 SECONDS = 60
 
-PYTHON_PACKAGES = ("mooncake-transfer-engine-non-cuda", "ibverbs", "numpy", "pytest")
-REPOSITORY = "https://github.com/d4l3k/rdma4py"
-REVISION = "441f23986bbb15484a5ea00231a87dd251c148ec"
-"""Of which the package on PyPI has no tests."""
+PYTHON_PACKAGES = (
+    *("mooncake-transfer-engine-non-cuda", "ibverbs", "numpy", "pytest"),
+    *("scapy==2.5.0", "grpcio", "grpcio-tools", "pyyaml", "cffi", "anyio"),  # of roce-sim, and ours
+)
+SOURCES = {
+    "rdma4py": ("d4l3k/rdma4py", "441f23986bbb15484a5ea00231a87dd251c148ec"),
+    "roce-sim": ("datenlord/roce-sim", "120df9e70351388b279d6b05eb3cc7f0dd6ebfa1"),
+}
+"""On GitHub. The package of rdma4py on PyPI has no tests."""
+SPACE = "aiordma-roce-sim"
+OURS, THEIRS, THEIR_PORT = "10.47.91.1", "10.47.91.2", "9123"
 
 CHARACTER_DEVICE = Path("/dev/infiniband") / DEVICE
 """UCX looks for it, and does not open it."""
@@ -154,6 +161,21 @@ def interpreter() -> str:
     return str(python)
 
 
+def fetched(name: str) -> Path:
+    """Fetch a repository's revision, unless it is there. Return its folder."""
+    folder = BUILD / name
+    repository, revision = SOURCES[name]
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        for command in (
+            ["init", "-q"],
+            ["fetch", "-q", "--depth=1", f"https://github.com/{repository}", revision],
+            ["checkout", "-qf", "FETCH_HEAD"],
+        ):
+            subprocess.run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
 def mooncake() -> Iterator[Outcome]:
     topology = BUILD / "topology.json"
     topology.write_text(json.dumps({"cpu:0": [[DEVICE], []]}))
@@ -173,17 +195,9 @@ def mooncake() -> Iterator[Outcome]:
 
 
 def rdma4py() -> Iterator[Outcome]:
-    sources = BUILD / "rdma4py"
-    if not sources.exists():
-        for command in (
-            ("init", "-q", str(sources)),
-            ("-C", str(sources), "fetch", "-q", "--depth=1", REPOSITORY, REVISION),
-            ("-C", str(sources), "checkout", "-qf", "FETCH_HEAD"),
-        ):
-            subprocess.run(["git", *command], check=True)
     done = subprocess.run(
         [interpreter(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
-        cwd=sources / "ibverbs",
+        cwd=fetched("rdma4py") / "ibverbs",
         env=environment(),
         capture_output=True,
         text=True,
@@ -196,7 +210,67 @@ def rdma4py() -> Iterator[Outcome]:
     yield Outcome("rdma4py", "its tests", found.get("passed", 0), failed, found.get("skipped", 0))
 
 
-JUDGES: tuple[Callable[[], Iterator[Outcome]], ...] = (ucx, libfabric, mooncake, rdma4py)
+@contextmanager
+def wire_to_roce_sim() -> Iterator[None]:
+    """A network namespace for it: it wants the whole of RoCE's port."""
+    ip = ["ip", "-n", SPACE]
+    subprocess.run(["ip", "netns", "add", SPACE], check=True)
+    try:
+        for command in (
+            ["ip", "link", "add", "aiordma-sim", "type", "veth", "peer", "eth0", "netns", SPACE],
+            ["ip", "addr", "add", f"{OURS}/24", "dev", "aiordma-sim"],
+            ["ip", "link", "set", "aiordma-sim", "up"],
+            [*ip, "addr", "add", f"{THEIRS}/24", "dev", "eth0"],
+            [*ip, "link", "set", "eth0", "up"],
+        ):
+            subprocess.run(command, check=True)
+        yield
+    finally:
+        subprocess.run(["ip", "netns", "delete", SPACE], check=True)
+
+
+def scenario(sources: Path, name: str) -> bool:
+    """Run one of roce-sim's scenarios. Its packets are remembered: each has its own processes."""
+    programs = Path(__file__).parent / "in_suite"
+    theirs = [interpreter(), str(programs / "roce_sim_side.py"), THEIRS, THEIR_PORT]
+    ours = [interpreter(), str(programs / "roce_sim_case.py"), name, OURS, THEIRS, THEIR_PORT]
+    with subprocess.Popen(
+        ["ip", "netns", "exec", SPACE, *theirs],
+        cwd=sources,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as serving:
+        try:
+            done = subprocess.run(
+                ours,
+                cwd=sources,
+                env=environment(PYTHONPATH=str(ROOT)),
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+            )
+        finally:
+            serving.kill()
+    if done.returncode:
+        print(name, done.stderr, file=sys.stderr)
+    return done.returncode == 0
+
+
+def roce_sim() -> Iterator[Outcome]:
+    sources = fetched("roce-sim") / "src"
+    protocol = [str(each.relative_to(sources)) for each in sources.glob("proto/*.proto")]
+    compiler = ["-m", "grpc_tools.protoc", "-I.", "--python_out=.", "--grpc_python_out=."]
+    subprocess.run([interpreter(), *compiler, *protocol], cwd=sources, check=True)
+    with wire_to_roce_sim():
+        for kind in ("success", "transport_layer_err"):
+            names = sorted(str(each) for each in sources.glob(f"case/{kind}/**/*.yaml"))
+            yield count("roce-sim", kind, [scenario(sources, name) for name in names])
+
+
+JUDGES: tuple[Callable[[], Iterator[Outcome]], ...] = (
+    *(ucx, libfabric, mooncake, rdma4py),
+    roce_sim,
+)
 
 
 def main() -> int:
