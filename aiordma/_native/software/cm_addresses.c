@@ -101,8 +101,11 @@ int sw_take_roce_port(struct sw_identifier *identifier, uint8_t space, struct sw
 {
     in_port_t *place = sw_port_of(&identifier->ibv.route.addr.src_addr);
     uint16_t number = ntohs(*place);
+    union ibv_gid gid;
 
-    int error = sw_roce_port_claim(claim, space, &number);
+    sw_gid_of(&identifier->ibv.route.addr.src_addr, &gid);
+    int error = sw_roce_port_claim(claim, space, (struct in6_addr *)(void *)&gid,
+                                   identifier->reuse_address, &number);
     *place = htons(number);
     /* A simulated host has all ports in its list of identifiers. */
     for (uint32_t i = 0; !error && !number && i <= UINT16_MAX / 2; i++) {

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cm_messages.h"
+#include "crc32.h"
 #include "engine.h"
 
 enum {
@@ -17,7 +18,12 @@ enum {
     SLOTS = 256,
     SLOT_ADDRESS = 0x7f2f5b00, /* 127.47.91.0, and the slot */
     SLOT_PORT = 4796,
-    CLAIM_ADDRESS = 0x7f2f5c00, /* 127.47.92.0, and the space; the claimed number is the port */
+    /* Of claims; the claimed port is the socket's. */
+    ANY_IPV4 = 0x7f2f5c00, /* 127.47.92.0, and the space */
+    ANY_IPV6 = 0x7f2f5d00, /* 127.47.93.0, and the space */
+    AT_ONE = 0x7f400000,   /* 127.64.0.0, and a hash of the space and the address */
+    AT_ONE_MASK = 0x003fffff,
+    MOST_PORTS_TRIED = 16,
     NUMBER_SHIFT = 24,
     SLOT_SHIFT = 16,
     TRIES = 4096,
@@ -98,12 +104,12 @@ struct passed_on {
     uint8_t bytes[SW_ROCE_MOST];
 };
 
-static int open_claim(struct sw_claim *claim, uint32_t host, uint16_t number)
+static int open_claim(struct sw_claim *claim, uint32_t host, int flags, uint16_t number)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(number)};
 
     address.sin_addr.s_addr = htonl(host);
-    int error = sw_udp_open(&claim->udp, (struct sockaddr *)&address, 0);
+    int error = sw_udp_open(&claim->udp, (struct sockaddr *)&address, flags);
     claim->is_open = !error;
     return error;
 }
@@ -114,7 +120,7 @@ static int take_slot(void)
     int error = EADDRINUSE;
 
     for (port.slot = 0; error == EADDRINUSE && port.slot < SLOTS; port.slot++)
-        error = open_claim(&port.own, SLOT_ADDRESS | port.slot, SLOT_PORT);
+        error = open_claim(&port.own, SLOT_ADDRESS | port.slot, 0, SLOT_PORT);
     port.slot--;
     return error == EADDRINUSE ? EAGAIN : error;
 }
@@ -253,14 +259,14 @@ void sw_roce_port_pass(uint32_t number, const struct sw_udp_route *route, const 
     pass_on(SLOT_ADDRESS | number >> NUMBER_SHIFT, SLOT_PORT, route, bytes, size);
 }
 
-/* The loopback interface says at once that nobody has the number. The owner drops the empty packet. */
-static int is_claimed(uint8_t space, uint16_t number)
+/* The loopback interface says at once that nobody has the port. The owner drops the empty packet. */
+static int is_claimed(uint32_t host, uint16_t number)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(number)};
     int fd = sw_system->socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), error = 0;
     socklen_t size = sizeof(error);
 
-    address.sin_addr.s_addr = htonl(CLAIM_ADDRESS | space);
+    address.sin_addr.s_addr = htonl(host);
     if (fd < 0)
         return 1;
     if (sw_system->connect(fd, (struct sockaddr *)&address, sizeof(address)) ||
@@ -271,13 +277,35 @@ static int is_claimed(uint8_t space, uint16_t number)
     return error != ECONNREFUSED;
 }
 
+static uint32_t place_of_claim(uint8_t space, const struct in6_addr *address)
+{
+    struct in6_addr any;
+
+    map_ipv4(&any, INADDR_ANY);
+    if (IN6_IS_ADDR_UNSPECIFIED(address))
+        return ANY_IPV6 | space;
+    if (IN6_ARE_ADDR_EQUAL(address, &any))
+        return ANY_IPV4 | space;
+    return AT_ONE | (sw_crc32(space, address->s6_addr, sizeof(*address)) & AT_ONE_MASK);
+}
+
 int sw_roce_port_pass_to_claim(uint8_t space, uint16_t number, const struct sw_udp_route *route,
                                const uint8_t *bytes, size_t size)
 {
-    if (sw_system->is_simulated || !is_claimed(space, number))
-        return 0;
-    pass_on(CLAIM_ADDRESS | space, number, route, bytes, size);
-    return 1;
+    const struct in6_addr *to = &route->path.destination;
+    const uint32_t places[] = {
+        place_of_claim(space, to),
+        (IN6_IS_ADDR_V4MAPPED(to) ? ANY_IPV4 : ANY_IPV6) | space,
+        ANY_IPV6 | space,
+    };
+
+    for (size_t i = 0; !sw_system->is_simulated && i < sizeof(places) / sizeof(*places); i++) {
+        if (!is_claimed(places[i], number))
+            continue;
+        pass_on(places[i], number, route, bytes, size);
+        return 1;
+    }
+    return 0;
 }
 
 void sw_roce_port_answer(const struct sw_udp_route *from, const uint8_t *payload, uint32_t size)
@@ -311,11 +339,42 @@ void sw_roce_port_tell(const struct sw_udp_route *to, const uint8_t *payload, ui
                       sw_roce_seal(bytes, headers + size, &route.path, 0));
 }
 
-int sw_roce_port_claim(struct sw_claim *claim, uint8_t space, uint16_t *number)
+/* A port that is free at all addresses of IPv4, and at this place. */
+static int open_free(struct sw_claim *claim, uint32_t place, uint8_t space)
 {
-    int error = sw_system->is_simulated ? 0 : open_claim(claim, CLAIM_ADDRESS | space, *number);
+    struct sw_claim any = {0};
+    int error = EADDRINUSE;
 
-    if (error || !claim->is_open) /* a simulated host is one process: the caller compares */
+    for (int i = 0; error == EADDRINUSE && i < MOST_PORTS_TRIED; i++) {
+        error = open_claim(&any, ANY_IPV4 | space, 0, 0);
+        if (error)
+            break;
+        error = open_claim(claim, place, 0, any.udp.port);
+        sw_udp_close(&any.udp);
+    }
+    return error;
+}
+
+static int open_given(struct sw_claim *claim, uint32_t place, uint8_t space, int flags,
+                      uint16_t number)
+{
+    if (place >= AT_ONE && !flags &&
+        (is_claimed(ANY_IPV4 | space, number) || is_claimed(ANY_IPV6 | space, number)))
+        return EADDRINUSE;
+    return open_claim(claim, place, flags, number);
+}
+
+int sw_roce_port_claim(struct sw_claim *claim, uint8_t space, const struct in6_addr *address,
+                       int may_share, uint16_t *number)
+{
+    const uint32_t place = place_of_claim(space, address);
+
+    if (sw_system->is_simulated) /* such a host is one process: the caller compares */
+        return 0;
+    int error = !*number && place != (ANY_IPV4 | space)
+                    ? open_free(claim, place, space)
+                    : open_given(claim, place, space, may_share ? SW_UDP_SHARED : 0, *number);
+    if (error)
         return error;
     claim->watch.ready = passed_ready;
     error = sw_watch(&claim->watch, claim->udp.fd, EPOLLIN);

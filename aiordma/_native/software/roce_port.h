@@ -51,8 +51,8 @@ void sw_roce_port_tell(const struct sw_udp_route *route, const uint8_t *payload,
 void sw_roce_port_answer(const struct sw_udp_route *from, const uint8_t *payload, uint32_t size);
 
 /*
- * A number that one process of the host has, such as a port of the connection manager, and through
- * which the others pass packets on to it.
+ * A port of the connection manager, at one address of the host or at all, which one process has. The
+ * others pass requests for it on through the claim.
  */
 struct sw_claim {
     struct sw_watch watch;
@@ -60,11 +60,16 @@ struct sw_claim {
     int is_open;
 };
 
-/* Claim a number of 16 bits in a space, 0 to 255; 0 takes a free one. EADDRINUSE: it is taken. */
-int sw_roce_port_claim(struct sw_claim *claim, uint8_t space, uint16_t *number);
+/*
+ * Claim a port in a space, 0 to 255. address: unspecified, for all addresses, or of IPv4 only. Port 0
+ * takes one that is free. may_share: with claims that may, too. EADDRINUSE: another process has it.
+ * That a port of all addresses is taken at one of them is not seen: requests to that address go there.
+ */
+int sw_roce_port_claim(struct sw_claim *claim, uint8_t space, const struct in6_addr *address,
+                       int may_share, uint16_t *port);
 void sw_roce_port_unclaim(struct sw_claim *claim); /* does nothing if it is not open */
-/* Pass a packet on to the process that has the number. Returns 0 if there is none. */
-int sw_roce_port_pass_to_claim(uint8_t space, uint16_t number, const struct sw_udp_route *route,
+/* Pass a packet on to the process that has the port at its destination. Returns 0: there is none. */
+int sw_roce_port_pass_to_claim(uint8_t space, uint16_t port, const struct sw_udp_route *route,
                                const uint8_t *bytes, size_t size);
 
 /* -- sending ---------------------------------------------------------------------------------- */

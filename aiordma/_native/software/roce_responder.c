@@ -216,8 +216,7 @@ static void read_requested(struct sw_packets *packets, const struct sw_roce_pack
     struct sw_roce_answer *answer = new_answer(packets, packet);
     struct sw_memory memory;
 
-    if (!answer || packet->length > SW_MOST_MESSAGE ||
-        (packet->length && !permits(packets, IBV_ACCESS_REMOTE_READ)))
+    if (!answer || packet->length > SW_MOST_MESSAGE || !permits(packets, IBV_ACCESS_REMOTE_READ))
         refuse(packets, SW_INVALID_REQUEST);
     else if (packet->length && sw_reach_remote(&packets->pair->ibv, packet->rkey, packet->address,
                                                packet->length, IBV_ACCESS_REMOTE_READ, &memory))
@@ -239,17 +238,18 @@ static void atomic_requested(struct sw_packets *packets, const struct sw_roce_pa
     }
     if (!answer || !permits(packets, IBV_ACCESS_REMOTE_ATOMIC) || packet->address % 8) {
         refuse(packets, SW_INVALID_REQUEST);
-        return;
-    }
-    if (sw_reach_remote(&packets->pair->ibv, packet->rkey, packet->address, 8,
-                        IBV_ACCESS_REMOTE_ATOMIC, &memory) ||
-        (uintptr_t)memory.at % 8 || sw_carry_out_atomic(&request, memory, &answer->original)) {
+    } else if (sw_reach_remote(&packets->pair->ibv, packet->rkey, packet->address, 8,
+                               IBV_ACCESS_REMOTE_ATOMIC, &memory)) {
         refuse(packets, SW_ACCESS_ERROR);
-        return;
+    } else if ((uintptr_t)memory.at % 8) { /* through a window, whose addresses begin at 0 */
+        refuse(packets, SW_INVALID_REQUEST);
+    } else if (sw_carry_out_atomic(&request, memory, &answer->original)) {
+        refuse(packets, SW_ACCESS_ERROR);
+    } else {
+        answer->is_atomic = 1;
+        answer->packets = 1;
+        answered(packets, answer);
     }
-    answer->is_atomic = 1;
-    answer->packets = 1;
-    answered(packets, answer);
 }
 
 /* Whether the packet can follow the last one: its place in a message, and its size. */
@@ -364,7 +364,7 @@ static int place_write(struct sw_packets *packets, const struct sw_roce_packet *
         responder->address = packet->address;
         responder->rkey = packet->rkey;
         responder->length = packet->length;
-        if (packet->length && !permits(packets, IBV_ACCESS_REMOTE_WRITE)) {
+        if (!permits(packets, IBV_ACCESS_REMOTE_WRITE)) {
             refuse(packets, SW_INVALID_REQUEST);
             return 0;
         }
