@@ -1,10 +1,10 @@
 """What every test run shares: the event loops to cross with, and the count of what ran where.
 
-AIORDMA_TEST_DEVICE names the RDMA device under test (rxe0, siw0; else "software", the built-in
-one). AIORDMA_TEST_LOOPS names the event loops, of asyncio, uvloop, trio (all three are crossed
-with the tests) and polling, aiordma's own. AIORDMA_TEST_ALL=1 crosses all tests with them in the
-virtual machine, too, and runs on siw those that run on rxe only. AIORDMA_RESULTS names the folder
-for summary-<device>.json, which tests/vm/summary.py reads.
+AIORDMA_TEST_DEVICE names the RDMA device under test (rxe0, siw0, or one of the built-in ones,
+software_roce and "software"). AIORDMA_TEST_LOOPS names the event loops, of asyncio, uvloop, trio
+(all three are crossed with the tests) and polling, aiordma's own. AIORDMA_TEST_ALL=1 crosses all
+tests with them in the virtual machine, too, and runs on siw those that run on rxe only.
+AIORDMA_RESULTS names the folder for summary-<device>.json, which tests/vm/summary.py reads.
 """
 
 import functools
@@ -29,6 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DEVICE = os.environ.get("AIORDMA_TEST_DEVICE", "software")
+BUILT_IN = DEVICE in ("software", "software_roce")
 EVERYTHING = os.environ.get("AIORDMA_TEST_ALL", "0") not in ("", "0")
 RESULTS = os.environ.get("AIORDMA_RESULTS")
 KINDS = (
@@ -87,7 +88,7 @@ def _bounded(test: Any) -> Any:
 
 def _is_left_out(item: pytest.Item) -> bool:
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    if DEVICE == "software":
+    if BUILT_IN:
         return False
     if item.get_closest_marker("natively"):
         return True
@@ -119,7 +120,7 @@ _NATIVELY = re.compile(r"^pytestmark = .*\bpytest\.mark\.natively\b", re.MULTILI
 @pytest.hookimpl
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Import no module in the VM whose tests all run natively: an import takes up to seconds."""
-    if DEVICE == "software" or not collection_path.match("test_*.py"):
+    if BUILT_IN or not collection_path.match("test_*.py"):
         return None
     return bool(_NATIVELY.search(collection_path.read_text())) or None
 

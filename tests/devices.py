@@ -22,6 +22,7 @@ import pytest
 
 from aiordma.testing import software_objects
 from aiordma.verbs.identifier import EventChannel, Identifier
+from tests.conftest import BUILT_IN as BUILT_IN
 from tests.conftest import DEVICE as DEVICE
 from tests.forked import wait_for_the_killed
 from tests.internals import (
@@ -37,21 +38,21 @@ from tests.kernel_objects import kernel_counts
 from tests.ports import free_port
 
 # The test bed's interface has the former; the software device has every address.
-ADDRESS = "127.0.0.1" if DEVICE == SOFTWARE else "10.1.1.1"
+ADDRESS = "127.0.0.1" if BUILT_IN else "10.1.1.1"
 
 NOT_OURS = "10.99.99.99"
 """An address that this machine does not have."""
 
-SILENT = "127.0.0.77" if DEVICE == SOFTWARE else "10.1.1.77"
+SILENT = "127.0.0.77" if BUILT_IN else "10.1.1.77"
 """An address from which no datagram is answered."""
 
 UDMABUF = "/dev/udmabuf"
 """The kernel's dma-bufs of memory of the CPU."""
 
-UNREACHABLE = "fe80::1%lo" if DEVICE == SOFTWARE else "192.0.2.1"
+UNREACHABLE = "fe80::1%lo" if BUILT_IN else "192.0.2.1"
 """An address to which no route leads."""
 
-IPV6 = "::1" if DEVICE == SOFTWARE else "fd00::1"
+IPV6 = "::1" if BUILT_IN else "fd00::1"
 
 
 def own_group(number: int) -> str:
@@ -83,6 +84,18 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "refused",
         "librdmacm": "it does not use librdmacm: a forked child opens it anew",
         "kernel": "it is part of the program; the tests on siw connect it with siw",
+    },
+    "software_roce": {
+        "port_events": "its port stands for all network interfaces, and is always up",
+        "completion_vectors": "it has one: it raises no interrupts to distribute",
+        "second_device": "there is one for each transport, which serves all addresses",
+        "ece": "it has no options that enhanced connection establishment could agree on",
+        "beside_the_built_in": "it is a built-in one",
+        "librdmacm": "it does not use librdmacm: a forked child opens it anew",
+        "kernel": "it is part of the program; tests/interop connects it with rxe",
+        "iwarp": "RoCE is not iWARP",
+        "err_ends_the_peer": "RoCE sends nothing when a queue pair is moved to ERR",
+        "plain_peers": "RoCE's port is the device's own: no plain socket can be a peer",
     },
     "rxe": {
         "window_bounds": "rxe 6.1 checks an access through a memory window against the bounds of "
@@ -188,6 +201,9 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
 # This one is for what the machine under the device cannot do: its kernel, the connection manager
 # there, or librdmacm. The same device may do it elsewhere.
 MACHINE_LACKS: dict[str, dict[str, str]] = {
+    "software_roce": {
+        "wire": "faults of a wire are made where the kernel has netem, in the virtual machine",
+    },
     "software": {
         "wire": "faults of a wire are made where the kernel has netem, in the virtual machine; "
         "aiordma.testing.Faults makes the device's",
@@ -231,9 +247,13 @@ class DeviceUnderTest:
     address: str
 
     @property
+    def is_built_in(self) -> bool:
+        return BUILT_IN
+
+    @property
     def by_hand(self) -> str:
         """The name of the device for queue pairs by hand."""
-        return f"{SOFTWARE}_roce" if self.name == SOFTWARE else self.name
+        return f"{SOFTWARE}_roce" if BUILT_IN else self.name
 
     def lacks(self, capability: str) -> str | None:
         """What is missing, and why, or None: of the device, or of the machine under it."""
@@ -253,13 +273,13 @@ def device() -> Iterator[DeviceUnderTest]:
             "`make test-siw`",
             False,
         )
-    if DEVICE == SOFTWARE and real_devices_are_here():
-        os.environ["AIORDMA_DEVICE"] = SOFTWARE  # else a real one would be tested in its place
+    if BUILT_IN and (DEVICE != SOFTWARE or real_devices_are_here()):
+        os.environ["AIORDMA_DEVICE"] = DEVICE  # else another one would be tested in its place
     # A device is opened at its first use and kept open: not a leak of the first test's.
     with EventChannel(DEVICE) as channel, Identifier(channel) as identifier:
         identifier.bind(ADDRESS, 0)
         identifier.listen(1)
-    if DEVICE == SOFTWARE:
+    if BUILT_IN:
         provider = provider_of(DEVICE)
         provider.free_devices(provider.get_devices(ffi.NULL))  # opens the one of `by_hand`, too
     free_port()  # its process's block, which is taken with a socket, and kept
@@ -285,7 +305,7 @@ def required_capabilities(
         reason = device.lacks(name)
         if reason:
             pytest.skip(reason)
-    if device.name == SOFTWARE and "queue pairs by hand" in names:
+    if device.is_built_in and "queue pairs by hand" in names:
         with alone_on_roce_port():
             yield
     else:
@@ -304,7 +324,7 @@ def alone_on_roce_port() -> Iterator[None]:
 def kernel_objects(device: str) -> dict[str, int]:
     """What there is on the device: pd, cq, qp, cm_id, mr, srq. The kernel counts them, and the
     software device counts its own, which are more kinds."""
-    if device == SOFTWARE:
+    if device.startswith(SOFTWARE):
         objects = software_objects()
         return {_KERNELS_NAMES.get(kind, kind): count for kind, count in objects.items()}
     counts = kernel_counts(device)
@@ -320,7 +340,7 @@ _KERNELS_NAMES = {
     "shared_receives": "srq",
 }
 
-_OURS = ("socket:", "anon_inode:") if DEVICE == SOFTWARE else ("infiniband",)
+_OURS = ("socket:", "anon_inode:") if BUILT_IN else ("infiniband",)
 
 
 def _descriptors() -> set[str]:
@@ -373,7 +393,7 @@ def nothing_is_left(device: DeviceUnderTest) -> Iterator[None]:
     left = (kernel_objects(device.name), _descriptors(), _threads())
     # The end of a stream of the software device, said to a peer that has not ended its own, takes
     # its socket with it after two seconds.
-    patience = time.monotonic() + (3 if device.name == SOFTWARE else 0)
+    patience = time.monotonic() + (3 if device.is_built_in else 0)
     while left != before and time.monotonic() < patience:
         time.sleep(0.02)
         left = (kernel_objects(device.name), _descriptors(), _threads())

@@ -17,10 +17,9 @@ from aiordma.verbs import (
     QueuePair,
     QueuePairState,
 )
-from tests.devices import DEVICE, DeviceUnderTest
-from tests.internals import SOFTWARE
+from tests.devices import BUILT_IN, DeviceUnderTest
 
-GID_INDEX = 0 if DEVICE == SOFTWARE else 1
+GID_INDEX = 0 if BUILT_IN else 1
 """The IPv4-mapped one. On rxe, 0 is the link-local one."""
 REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 

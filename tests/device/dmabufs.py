@@ -8,8 +8,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.devices import DEVICE, UDMABUF
-from tests.internals import SOFTWARE
+from tests.devices import BUILT_IN, UDMABUF
 
 CREATE = 0x40187542
 """UDMABUF_CREATE of linux/udmabuf.h: struct udmabuf_create {memfd, flags, offset, size}."""
@@ -33,7 +32,7 @@ def pages(count: int, *, udmabuf: bool | None = None) -> Iterator[Pages]:
             kernel makes some.
     """
     if udmabuf is None:
-        udmabuf = DEVICE != SOFTWARE and os.path.exists(UDMABUF)
+        udmabuf = not BUILT_IN and os.path.exists(UDMABUF)
     length = count * mmap.PAGESIZE
     memory = os.memfd_create("pages", os.MFD_ALLOW_SEALING)
     descriptor = memory

@@ -10,8 +10,8 @@ import pytest
 
 import aiordma
 from tests import connections
-from tests.devices import ADDRESS, DEVICE, SILENT
-from tests.internals import SOFTWARE, reactor
+from tests.devices import ADDRESS, BUILT_IN, SILENT
+from tests.internals import reactor
 
 REMOTE = aiordma.Access.REMOTE_READ | aiordma.Access.REMOTE_WRITE
 
@@ -64,7 +64,7 @@ def silent_taker() -> Iterator[tuple[str, int]]:
     """Where questions are taken and never answered. Where the address is this machine's own, its
     kernel would reject them: a plain socket takes them."""
     with plain.socket(plain.AF_INET, plain.SOCK_DGRAM) as taker:
-        if DEVICE == SOFTWARE:
+        if BUILT_IN:
             taker.bind((SILENT, 0))
             yield taker.getsockname()
         else:

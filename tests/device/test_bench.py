@@ -26,10 +26,9 @@ from aiordma.bench.workload import OPERATIONS, Workload
 from aiordma.cli import bench as cli_bench
 from aiordma.cli import main as command
 from tests.device.players import one_loop
-from tests.devices import ADDRESS, DEVICE, IPV6, DeviceUnderTest
+from tests.devices import ADDRESS, BUILT_IN, IPV6, DeviceUnderTest
 from tests.docs.programs import ROOT, serving
 from tests.forked import python
-from tests.internals import SOFTWARE
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.one_kernel_device, pytest.mark.slow]
@@ -115,7 +114,7 @@ def test_iterations_are_counted_for_each_queue_pair(
 @pytest.mark.capability("rnr")
 @pytest.mark.parametrize("loop", ["auto", pytest.param("trio", marks=pytest.mark.natively)])
 def test_bidirectional_counts_the_messages_of_both_sides(tmp_path: Path, loop: str) -> None:
-    each = 500 if DEVICE == SOFTWARE else 100
+    each = 500 if BUILT_IN else 100
     options = ("-b", "-n", str(each), "-d", "4", "-q", "2", "--loop", loop)
     (row,) = rows_of(tmp_path, *options).values()
     assert row["name"] == "send/64/window4/both/qp2"
@@ -139,7 +138,7 @@ def test_every_operation_that_sends_can_do_it_inline(tmp_path: Path) -> None:
 
 @pytest.mark.capability("datagrams")
 def test_datagram_options_apply(tmp_path: Path) -> None:
-    index = "0" if DEVICE == SOFTWARE else "1"
+    index = "0" if BUILT_IN else "1"
     options = ("-n", "20", "-d", "1", "-x", index, "-S", "3", "-I", "32", "-o", "datagrams")
     assert rows_of(tmp_path, *options)["datagrams/64"]["count"] == 20
 
@@ -163,7 +162,7 @@ def test_gid_index_and_service_level_are_those_of_the_datagrams(
     # Another address than the connection manager's choice, if there is one. (The loopback
     # interface has no link-local ones.)
     others = [each for each in entries if each is not usual]
-    if device.name == SOFTWARE:
+    if device.is_built_in:
         others = [each for each in others if not each.address.startswith("fe80")]
     entry = (others or [usual])[0]
     port = str(free_port())
@@ -218,7 +217,7 @@ def test_client_that_asks_for_nonsense_leaves_the_server_running() -> None:
 @pytest.mark.parametrize("work", ASKS_TOO_MUCH, ids=str)
 async def test_a_client_that_asks_for_too_much_is_rejected(work: Workload) -> None:
     text = await _is_rejected(work.pack())
-    if DEVICE == SOFTWARE:  # siw pads and cuts what goes with a refusal
+    if BUILT_IN:  # siw pads and cuts what goes with a refusal
         assert b" bytes here, and a client gets " in text
 
 

@@ -11,13 +11,13 @@ import pytest
 
 import aiordma
 from tests.device.players import one_loop
-from tests.devices import ADDRESS, DEVICE
+from tests.devices import ADDRESS, BUILT_IN
 
 pytestmark = pytest.mark.anyio
 
 TURN = 0.5
 """Seconds for which the listener's loop computes without a pause."""
-MOST_TURNS = 3 if DEVICE == "software" else 4
+MOST_TURNS = 3 if BUILT_IN else 4
 """A driver that blocks creates in a worker, whose result takes one more."""
 CONNECTS = 3
 

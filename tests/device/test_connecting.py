@@ -18,7 +18,7 @@ from tests.device.players import Outcome, connected, one_loop, reactor_in_use, u
 from tests.device.second_device import second_device
 from tests.devices import (
     ADDRESS,
-    DEVICE,
+    BUILT_IN,
     IPV6,
     NOT_OURS,
     SILENT,
@@ -207,7 +207,7 @@ async def test_a_connect_that_fails_waits_for_no_flush(answered: bool) -> None:
 @contextmanager
 def silent_peer() -> Iterator[tuple[str, int]]:
     """A peer that never answers."""
-    if DEVICE == SOFTWARE:
+    if BUILT_IN:
         # TCP takes the connection; no program takes the request that comes over it.
         with socket.create_server((ADDRESS, 0)) as server:
             yield ADDRESS, server.getsockname()[1]

@@ -223,7 +223,7 @@ async def test_datagrams_come_from_the_gid_that_was_chosen(device: DeviceUnderTe
         entries = [entry for entry in receiver.context.gid_table() if ":" in entry.address]
         # Another address if there is one. (The loopback interface has no link-local ones.)
         others = [entry for entry in entries if entry.gid != receiver.gid]
-        if device.name == "software":
+        if device.is_built_in:
             others = [entry for entry in others if not entry.address.startswith("fe80")]
         entry = (others or [entry for entry in entries if entry.gid == receiver.gid])[0]
         async with aiordma.open_datagram(IPV6, gid_index=entry.index) as sender:

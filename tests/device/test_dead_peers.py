@@ -10,9 +10,9 @@ import aiordma
 from aiordma import ConnectionOptions
 from tests.device.black_hole import KEEPALIVE, LIMIT, THREADS_LATER, Found
 from tests.device.players import both_ways, connected
-from tests.devices import DEVICE, DeviceUnderTest
+from tests.devices import BUILT_IN, DeviceUnderTest
 from tests.forked import python
-from tests.internals import SOFTWARE, retry_seconds
+from tests.internals import retry_seconds
 from tests.network import run_alone
 from tests.unit.sources import ROOT
 
@@ -37,7 +37,7 @@ up, down = "ip link set lo up", "ip link set lo down"
 black_hole.{function}("127.0.0.1", "127.0.0.2", down, up{options})
 """
 
-LATE = 3.0 if DEVICE == SOFTWARE else 10.0
+LATE = 3.0 if BUILT_IN else 10.0
 """Seconds beyond the stated bound that a test allows: the clocks of TCP and of the checks tick once
 a second, and an emulated machine is slow. Without a bound, nothing ends within a minute."""
 
@@ -57,7 +57,7 @@ def play(device: DeviceUnderTest, function: str, *more: str) -> Any:
     Args:
         more: its further arguments on the veth pair.
     """
-    if device.name == SOFTWARE:
+    if device.is_built_in:
         return play_alone(function)
     shell(UP.format(driver=device.driver))
     try:

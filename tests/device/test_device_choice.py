@@ -15,7 +15,7 @@ from aiordma.integrations.httpcore import StreamBackend
 from aiordma.streams import connect_stream, create_connection, create_server, listen_stream
 from tests.connections import connect_to
 from tests.device.players import both_ways, one_loop
-from tests.devices import ADDRESS, DEVICE, DeviceUnderTest, kernel_objects
+from tests.devices import ADDRESS, BUILT_IN, DeviceUnderTest, kernel_objects
 from tests.internals import close_unused_reactors, current_reactors, device_choice
 
 pytestmark = pytest.mark.anyio
@@ -160,7 +160,7 @@ async def opened_by_every_opener(chosen: str) -> list[str]:
                 ):
                     if chosen != "rdma":
                         continue  # only the refusals: nothing here accepts
-                    if DEVICE == "software":
+                    if BUILT_IN:
                         with pytest.raises(aiordma.DeviceRequirementError) as caught:
                             await connecting(ADDRESS, port, device=argument)
                         errors.append(str(caught.value))
@@ -171,7 +171,7 @@ async def opened_by_every_opener(chosen: str) -> list[str]:
 @one_loop
 async def test_every_opener_requires_rdma(device: DeviceUnderTest) -> None:
     errors = await opened_by_every_opener("rdma")
-    assert len(errors) == (14 if device.name == "software" else 0), errors
+    assert len(errors) == (14 if device.is_built_in else 0), errors
 
 
 @pytest.mark.promise("A required transport is never replaced")

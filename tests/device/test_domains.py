@@ -14,13 +14,13 @@ from aiordma import Access, MemoryRegion
 from aiordma.verbs import AddressHandle
 from tests.connections import connect_to
 from tests.device.players import REMOTE, Outcome, both_ways, one_loop, until
-from tests.devices import ADDRESS, DEVICE, NOT_OURS, kernel_objects
-from tests.internals import SOFTWARE, endpoint_of, kept_queues
+from tests.devices import ADDRESS, BUILT_IN, DEVICE, NOT_OURS, kernel_objects
+from tests.internals import endpoint_of, kept_queues
 from tests.waiting import HeldCalls
 
 pytestmark = pytest.mark.anyio
 
-REACHED = NOT_OURS if DEVICE == SOFTWARE else "10.1.1.77"
+REACHED = NOT_OURS if BUILT_IN else "10.1.1.77"
 """An address that the device reaches."""
 LARGE = 2 << 20
 """Bytes that a thread deregisters on any device."""

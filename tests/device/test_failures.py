@@ -11,9 +11,9 @@ import pytest
 import aiordma
 from tests.alike import alike
 from tests.device.players import OWN_RECEIVES, REMOTE, Outcome, both_ways, connected, until
-from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
+from tests.devices import ADDRESS, BUILT_IN, DeviceUnderTest
 from tests.forked import python
-from tests.internals import SOFTWARE, address_text
+from tests.internals import address_text
 from tests.ports import free_port
 
 pytestmark = pytest.mark.anyio
@@ -250,5 +250,5 @@ async def test_owner_learns_of_a_refused_access() -> None:
         await client.aclose()
         with pytest.raises((aiordma.DeviceEventError, aiordma.FlushedError)) as refused:
             await server.receive()
-        if DEVICE == SOFTWARE:
+        if BUILT_IN:
             assert "QP_ACCESS_ERR" in str(refused.value)

@@ -28,9 +28,9 @@ import aiordma
 from aiordma import streams, verbs
 from tests.device.players import both_ways, connected, one_loop
 from tests.device.transports import echo
-from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
+from tests.devices import ADDRESS, BUILT_IN, DEVICE, DeviceUnderTest
 from tests.forked import python
-from tests.internals import SOFTWARE, find_gid
+from tests.internals import find_gid
 from tests.unit.sources import ROOT
 
 pytestmark = pytest.mark.slow
@@ -570,7 +570,7 @@ def test_multiprocessing_starts_children_that_work(method: str) -> None:
         theirs.close()
 
 
-METHODS = ("fork", "spawn", "forkserver") if DEVICE == SOFTWARE else ("fork",)
+METHODS = ("fork", "spawn", "forkserver") if BUILT_IN else ("fork",)
 """In the virtual machine, the children of the others take ten seconds to import everything. The
 test above starts some."""
 

@@ -15,7 +15,7 @@ import aiordma
 from aiordma import Access, RemoteMemory
 from tests.device.late_writes import CANARY, SIZES, end_under_writes, memory_of, write_until_refused
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop, until
-from tests.devices import ADDRESS, DEVICE, kernel_objects
+from tests.devices import ADDRESS, BUILT_IN, DEVICE, kernel_objects
 from tests.internals import SOFTWARE, endpoint_of, names_of
 from tests.soak.expiry import lateness
 
@@ -26,7 +26,7 @@ REGIONS = ["plain", "bindable", "buffer"]
 
 ROUNDS = int(os.environ.get("AIORDMA_GRANT_ROUNDS", {SOFTWARE: 400, "siw0": 20}.get(DEVICE, 6)))
 """How often a grant ends under a peer that writes: AIORDMA_GRANT_ROUNDS=10000 for long."""
-BATCH = 200 if DEVICE == SOFTWARE else 10
+BATCH = 200 if BUILT_IN else 10
 """At most so many rounds in one test."""
 
 LATEST = 10.0
@@ -217,8 +217,8 @@ class Leave(Exception):
 
 WAYS = ["end", "exception", "cancellation", "close", "loss"]
 # In the VM, where each takes two seconds, only one kind of memory for the ways other than the end.
-LEFT = [(way, kind) for way in WAYS for kind in REGIONS if DEVICE == SOFTWARE or way == "end"]
-LEFT += [] if DEVICE == SOFTWARE else [(way, "plain") for way in WAYS[1:]]
+LEFT = [(way, kind) for way in WAYS for kind in REGIONS if BUILT_IN or way == "end"]
+LEFT += [] if BUILT_IN else [(way, "plain") for way in WAYS[1:]]
 
 
 @pytest.mark.promise(

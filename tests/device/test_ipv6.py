@@ -13,8 +13,7 @@ from aiordma import streams
 from tests.connections import connect_to
 from tests.device.many_addresses import MANY, names
 from tests.device.players import both_ways, one_loop
-from tests.devices import ADDRESS, DEVICE, IPV6
-from tests.internals import SOFTWARE
+from tests.devices import ADDRESS, BUILT_IN, IPV6
 from tests.network import run_alone
 
 pytestmark = pytest.mark.anyio
@@ -85,7 +84,7 @@ anyio.run(meet_at_link_local_addresses, ethernet())
 
 @one_loop
 async def test_a_link_local_address_has_its_interface_behind_it() -> None:
-    if DEVICE == SOFTWARE:  # it is on all interfaces, of which a machine may have none
+    if BUILT_IN:  # it is on all interfaces, of which a machine may have none
         await anyio.to_thread.run_sync(run_alone, ON_AN_INTERFACE_OF_ITS_OWN)
     else:
         await meet_at_link_local_addresses("dummy0")

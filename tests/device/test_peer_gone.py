@@ -9,8 +9,8 @@ import pytest
 import aiordma
 from tests.device.peers import peer_process
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
-from tests.devices import ADDRESS, DEVICE
-from tests.internals import SOFTWARE, Probe, endpoint_of
+from tests.devices import ADDRESS, BUILT_IN
+from tests.internals import Probe, endpoint_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -108,7 +108,7 @@ async def test_killed_peer_ends_a_waiting_receive() -> None:
         if isinstance(outcome.error, aiordma.EndOfStream):
             assert not isinstance(outcome.error, aiordma.PeerGoneError | ConnectionError)
         else:
-            assert DEVICE == SOFTWARE
+            assert BUILT_IN
             assert isinstance(outcome.error, aiordma.DisconnectedError)
 
 

@@ -12,11 +12,11 @@ import pytest
 from tests.conftest import BACKENDS
 from tests.device.life import LOOPS, PATIENCE, begin, errors_in, finish, interrupt, said_by_us
 from tests.device.players import both_ways, connected
-from tests.devices import DEVICE, DeviceUnderTest
+from tests.devices import BUILT_IN, DeviceUnderTest
 
 pytestmark = pytest.mark.slow
 
-FEW_LOOPS = LOOPS if DEVICE == "software" else ["asyncio", "trio"]
+FEW_LOOPS = LOOPS if BUILT_IN else ["asyncio", "trio"]
 """Event loops in the VM, where each process takes seconds. Each of LOOPS ends with all open there,
 too, in `test_what_a_program_left_open_is_named_once`."""
 
@@ -28,11 +28,11 @@ ENDS = [
 ]
 """Event loops, and the ends of life_program.py with everything open."""
 
-ONE_LOOP = LOOPS if DEVICE == "software" else ["asyncio"]
-DEVELOPED = ENDS if DEVICE == "software" else [("asyncio", "exit"), ("asyncio", "cut")]
+ONE_LOOP = LOOPS if BUILT_IN else ["asyncio"]
+DEVELOPED = ENDS if BUILT_IN else [("asyncio", "exit"), ("asyncio", "cut")]
 """What the VM runs of the cases that start Python anew, which takes it 10 to 18 s each."""
 
-SIGINTS = 6 if DEVICE == "software" else 2
+SIGINTS = 6 if BUILT_IN else 2
 """Programs that a SIGINT meets, on each event loop; `make soak` has a hundred on each."""
 
 DESTROYED = ("Task was destroyed but it is pending!", "task: <Task pending")

@@ -43,7 +43,7 @@ from tests.device.stream_attacker import (
     Victim,
     serving,
 )
-from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
+from tests.devices import ADDRESS, BUILT_IN, DeviceUnderTest
 from tests.fuzz.model_protocol import Control, Operation, immediate_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -222,7 +222,7 @@ async def test_unfinished_handshakes_end_and_delay_no_other(device: DeviceUnderT
         assert victim.streams == 3
         # On the software device a connection has a descriptor, and gives it back when the peer's
         # end has arrived, or after 2 s.
-        if device.driver == "software":
+        if device.is_built_in:
             with anyio.fail_after(PATIENCE):
                 while descriptors() > before + len(silent):
                     await anyio.sleep(0.01)
@@ -263,7 +263,7 @@ SERVERS: dict[str, Callable[[DeviceUnderTest], AbstractAsyncContextManager[Victi
     "stream": serving,
     "asyncio": serving_protocols,
 }
-if DEVICE != "software":  # On rxe, each waits for the handshake's time limit.
+if not BUILT_IN:  # On rxe, each waits for the handshake's time limit.
     SERVERS = {"stream": partial(serving, accept_timeout=5.0)}
 
 
@@ -427,13 +427,13 @@ async def test_a_flood_of_control_messages_is_survived(what: str, device: Device
         "credits": (Operation.GRANT, CREDITS),
         "shutdowns": (Operation.CONTROL, Control.SHUTDOWN),
     }
-    count = 5000 if device.driver == "software" else 500
+    count = 5000 if device.is_built_in else 500
     async with serving(device) as victim, victim.attacked() as attacker:
         with anyio.fail_after(PATIENCE), traced() as memory:
             await attacker.flood(lambda _number: attacker.say(*values[what]), count // 5)
             before = memory()
             await attacker.flood(lambda _number: attacker.say(*values[what]), count)
-            if device.driver == "software":  # with fewer messages, other objects are as many bytes
+            if device.is_built_in:  # with fewer messages, other objects are as many bytes
                 assert memory() - before < 16 * count  # an object has at least 32 bytes
             await victim.serves()
     assert [type(each) for each in victim.errors] in ([], [anyio.EndOfStream], [DisconnectedError])

@@ -13,8 +13,7 @@ import uvloop
 
 from aiordma import streams
 from tests.device.transports import LOOPS, Run, echo, on_loop
-from tests.devices import ADDRESS, DEVICE
-from tests.internals import SOFTWARE
+from tests.devices import ADDRESS, BUILT_IN
 
 pytestmark = pytest.mark.one_kernel_device
 
@@ -192,7 +191,7 @@ def test_a_stream_in_use_is_upgraded_to_tls(
     loop: Callable[[], asyncio.AbstractEventLoop],
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
-    data = os.urandom(1_500_000 if DEVICE == SOFTWARE else 200_000)
+    data = os.urandom(1_500_000 if BUILT_IN else 200_000)
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await writer.start_tls(contexts[1], server_hostname="stream.test")

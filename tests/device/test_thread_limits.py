@@ -15,7 +15,7 @@ import pytest
 
 import aiordma
 from tests.device.players import REMOTE, both_ways, connected, reactor_in_use, until
-from tests.devices import ADDRESS, DEVICE, provider_under_test
+from tests.devices import ADDRESS, BUILT_IN, provider_under_test
 from tests.internals import ACCEPTS, CREATES, PEERS, threads
 
 pytestmark = pytest.mark.slow
@@ -193,7 +193,7 @@ print("ended")
 
 
 @pytest.mark.promise("Closing leaves nothing open")
-@pytest.mark.skipif(DEVICE != "software", reason="the limit is the process's: one device will do")
+@pytest.mark.skipif(not BUILT_IN, reason="the limit is the process's: one device will do")
 def test_real_memory_limit_still_closes_everything() -> None:
     done = subprocess.run(
         [sys.executable, "-c", MEMORY_LIMIT, ADDRESS],

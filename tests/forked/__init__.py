@@ -24,8 +24,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.conftest import DEVICE, PATIENCE
-from tests.internals import SOFTWARE
+from tests.conftest import BUILT_IN, PATIENCE
 
 __all__ = ("python", "wait_for_the_killed")
 
@@ -40,7 +39,7 @@ def python() -> tuple[str, ...]:
 
     Of its options there are -c, -m, -u and -W, before the program's own arguments.
     """
-    return (sys.executable,) if DEVICE == SOFTWARE else (str(CLIENT), server())
+    return (sys.executable,) if BUILT_IN else (str(CLIENT), server())
 
 
 @functools.cache

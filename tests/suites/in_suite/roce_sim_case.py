@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from types import SimpleNamespace
+from typing import Any
 
 sys.path.insert(0, "")
 
@@ -45,7 +46,7 @@ class OurSide:
         self.gid = gid
         self.done: list[WorkCompletion] = []
 
-    def OpenDevice(self, request):
+    def OpenDevice(self, request: Any) -> Any:
         self.options = request
         self.domain = self.context.alloc_pd()
         self.queue = CompletionQueue(self.context, max(request.cq_size, 1))
@@ -55,7 +56,7 @@ class OurSide:
             dev_name="software_roce", qp_num=self.pair.qp_num, lid=0, gid_raw=self.gid
         )
 
-    def CreateMr(self, request):
+    def CreateMr(self, request: Any) -> Any:
         self.memory = bytearray(request.len)
         self.region = MemoryRegion(self.domain, self.memory, Access(request.flag))
         remote = self.region.remote()
@@ -63,7 +64,7 @@ class OurSide:
             addr=remote.address, len=request.len, rkey=remote.rkey, lkey=self.region.lkey, mr_id=0
         )
 
-    def ConnectQp(self, request):
+    def ConnectQp(self, request: Any) -> Any:
         options = self.options
         access = Access(options.access_flag)
         self.pair.modify(QueuePairState.INIT, pkey_index=0, port=1, access=access)
@@ -97,7 +98,7 @@ class OurSide:
             time.sleep(0.001)
         raise TimeoutError("no completion")
 
-    def request(self, opcode, request, length, **arguments):
+    def request(self, opcode: str, request: Any, length: int, **operands: int) -> None:
         remote = None
         if "SEND" not in opcode:
             remote = RemoteMemory(request.remote_addr, length, request.remote_key)
@@ -108,42 +109,42 @@ class OurSide:
             opcode=WorkRequestOpcode[opcode],
             flags=SendFlag.SIGNALED,
             remote=remote,
-            **arguments,
+            **operands,
         )
         done = self.completion(False)
         if not done.ok and not request.allow_err:
             raise RuntimeError(f"{opcode}: {done}")
 
-    def RemoteRead(self, request):
+    def RemoteRead(self, request: Any) -> Any:
         self.request("RDMA_READ", request, request.len)
 
-    def RemoteWrite(self, request):
+    def RemoteWrite(self, request: Any) -> Any:
         self.request("RDMA_WRITE", request, request.len)
 
-    def RemoteWriteImm(self, request):
+    def RemoteWriteImm(self, request: Any) -> Any:
         immediate = socket.htonl(request.imm_data)  # as Rust's library posts it
         self.request("RDMA_WRITE_WITH_IMM", request, request.len, immediate=immediate)
 
-    def RemoteSend(self, request):
+    def RemoteSend(self, request: Any) -> Any:
         self.request("SEND", request, request.len)
 
-    def RemoteAtomicCas(self, request):
+    def RemoteAtomicCas(self, request: Any) -> Any:
         operands = {"compare_add": request.old_value, "swap": request.new_value}
         self.request("ATOMIC_CMP_AND_SWP", request, 8, **operands)
 
-    def LocalRecv(self, request):
+    def LocalRecv(self, request: Any) -> Any:
         offset = request.addr - self.region.remote().address
         self.pair.post_recv(0, [self.region[offset : offset + request.len]])
 
-    def LocalWrite(self, request):
+    def LocalWrite(self, request: Any) -> Any:
         self.memory[request.offset : request.offset + request.len] = request.content
 
-    def LocalCheckMem(self, request):
+    def LocalCheckMem(self, request: Any) -> Any:
         pairs = zip(request.offset, request.expected, strict=True)
         same = all(self.memory[at : at + len(data)] == data for at, data in pairs)
         return SimpleNamespace(same=same)
 
-    def PollComplete(self, request):
+    def PollComplete(self, request: Any) -> Any:
         done = self.completion(True)
         wanted = {"len": done.byte_len, "opcode": done.opcode, "status": done.status}
         same = all(
@@ -153,10 +154,10 @@ class OurSide:
         )
         return SimpleNamespace(same=same)
 
-    def CheckQpStatus(self, request):
+    def CheckQpStatus(self, request: Any) -> Any:
         return SimpleNamespace(same=self.pair.state == request.status)
 
-    def NotifyCq(self, request):
+    def NotifyCq(self, request: Any) -> Any:
         self.queue.request_notification(solicited_only=bool(request.solicited_only))
 
 
