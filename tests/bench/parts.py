@@ -16,6 +16,7 @@ from aiordma.bench.loops import SPIN
 
 from . import (
     beside_c,
+    beside_siw,
     beside_tcp,
     blocks,
     connections,
@@ -36,6 +37,7 @@ from .rows import Row, chosen
 
 HERE = ("127.0.0.1", "software")
 GUEST = ("10.1.1.1", "rxe0")
+GUEST_ON_SIW = ("10.1.1.1", "siw0")
 
 LONG_SPIN = 20 * SPIN
 """What SPIN is elsewhere, where Python is some twenty times slower, in QEMU's guest; and for rows
@@ -102,6 +104,7 @@ PARTS = (
     Part("streams_rxe", streams.rxe_rows, GUEST),
     Part("valkey_rxe", valkey_gets.rows, GUEST),
     Part("peers", peers.rows, GUEST),
+    Part("beside_siw", beside_siw.rows, GUEST_ON_SIW),
 )
 
 

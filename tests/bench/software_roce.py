@@ -30,7 +30,7 @@ Measure = Callable[..., Reading]
 
 def rows(here: Candidates) -> list[Row]:
     """Beside iWARP, natively."""
-    ours, theirs = _on("software_roce"), _on("software")
+    ours, theirs = on_exported("software_roce"), on_exported("software")
     return [
         Row(
             f"roce/{each.name}",
@@ -51,7 +51,7 @@ def rows_beside_rxe(here: Candidates) -> list[Row]:
     def ours(measure: Measure) -> Reading:
         if subprocess.run(["ip", "netns", "add", SPACE], capture_output=True).returncode == 0:
             subprocess.run(["ip", "-n", SPACE, "link", "set", "lo", "up"], check=True)
-        return measure(LOOPBACK, within=(*IN_SPACE, *_on("software_roce")))
+        return measure(LOOPBACK, within=(*IN_SPACE, *on_exported("software_roce")))
 
     return [
         Row(
@@ -67,7 +67,7 @@ def rows_beside_rxe(here: Candidates) -> list[Row]:
     ]
 
 
-def _on(device: str) -> tuple[str, ...]:
+def on_exported(device: str) -> tuple[str, ...]:
     """The command by which a C program runs on a built-in device."""
     return ("env", f"LD_LIBRARY_PATH={FOLDER}", f"AIORDMA_DEVICE={device}")
 

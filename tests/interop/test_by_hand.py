@@ -46,6 +46,8 @@ async def test_pingpong(service: str, options: tuple[str, ...]) -> None:
     "words",
     [
         ("ib_send_bw", "-n", 200),
+        ("ib_send_bw", "-n", 5000, "-s", 64, "-Q", 1, "-e"),
+        ("ib_send_bw", "-n", 2000, "-s", 64, "-Q", 1, "-e", "-q", 2, "-b"),
         ("ib_send_lat", "-n", 100),
         ("ib_write_bw", "-n", 200, "-q", 4),
         ("ib_write_bw", "-n", 200, "-b", "-m", 256),

@@ -15,16 +15,17 @@ import pytest
 import aiordma
 from aiordma import Access
 from aiordma.cli import rping
+from aiordma.cli.exec import FOLDER
 from aiordma.testing import software_objects
 from aiordma.types import ConnectionKeywords
-from tests.devices import ADDRESS, DeviceUnderTest
+from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.interop.peers import (
     MESSAGE,
     be_ucmatose_client,
     converse_with_rdma_client,
     converse_with_rdma_server,
 )
-from tests.interop.programs import running, running_rping
+from tests.interop.programs import RPING_ENDS, again_if_refused, running, running_rping
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("iwarp")]
@@ -162,6 +163,41 @@ async def test_our_ten_connections_to_ucmatose_on_siw(count: int) -> None:
                 clients.start_soon(run_client)
     assert server.output.endswith("disconnected\ntest complete\nreturn status 0\n")
     assert [[len(message) for message in messages] for messages in received] == [[100] * count] * 10
+
+
+EXEC = ("env", f"LD_LIBRARY_PATH={FOLDER}", f"AIORDMA_DEVICE={SOFTWARE}")
+PERFTEST = "-R -F -n 50"
+
+
+@pytest.mark.parametrize("we_serve", [True, False], ids=["we serve", "siw serves"])
+@pytest.mark.parametrize(
+    ("both", "server", "client", "written"),
+    [
+        ("rping -V -v -C 10 -S 5000", f"-s -a {ADDRESS}", "-c -a", "ping data: rdma-ping-9"),
+        ("ucmatose -c 5 -C 0", "", "-s", "return status 0"),  # without messages, as above
+        (f"ib_write_bw {PERFTEST}", "", "", " 65536 "),
+        (f"ib_read_lat {PERFTEST} -s 10000", "", "", " 10000 "),
+        (f"ib_send_lat {PERFTEST}", "", "", " 2 "),
+    ],
+    ids=["rping", "ucmatose", "ib_write_bw", "ib_read_lat", "ib_send_lat"],
+)
+async def test_c_program_under_exec_and_on_siw(
+    both: str, server: str, client: str, written: str, we_serve: bool
+) -> None:
+    serve, connect = (EXEC, ()) if we_serve else ((), EXEC)
+
+    async def output() -> str:
+        port = free_port()
+        words: list[str | int] = [*both.split(), "-p", port]
+        listening = running(*serve, *words, *server.split(), last_words=RPING_ENDS)
+        connecting = running(*connect, *words, *client.split(), ADDRESS, last_words=RPING_ENDS)
+        async with listening as first:
+            await first.listens(port, SOFTWARE if we_serve else DEVICE)
+            async with connecting as second:
+                pass
+        return second.output
+
+    assert written in await again_if_refused(output)
 
 
 # -- our own on both sides ----------------------------------------------------------------------

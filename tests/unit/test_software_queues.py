@@ -352,6 +352,29 @@ def test_a_blocking_wait_for_an_event_ends_with_one(device: tuple[Any, Any], cha
     assert software().destroy_cq(queue) == 0
 
 
+def test_wait_for_event_ends_if_completions_are_left(device: tuple[Any, Any], channel: Any) -> None:
+    context, domain = device
+    os.set_blocking(channel.fd, True)
+    others, queue = make_queue(context, 16, channel), make_queue(context, 16, channel)
+    pair = make_pair(domain, queue, queue)
+    fail(pair)
+    post_receives(pair, range(2))
+    assert lib.aiordma_request_notification(others, 0) == 0
+    assert lib.aiordma_request_notification(queue, 0) == 0
+    assert Aside(lambda: take_event(channel)).end() == queue
+    waiting = Aside(lambda: take_event(channel))
+    assert waiting.blocks()  # the arming is used up
+    post_receives(pair, range(2, 3))
+    assert waiting.blocks()
+    assert lib.aiordma_request_notification(queue, 0) == 0
+    post_receives(pair, range(3, 4))
+    assert waiting.end() == queue
+    software().ack_cq_events(queue, 2)
+    assert software().destroy_qp(pair) == 0
+    assert software().destroy_cq(queue) == 0
+    assert software().destroy_cq(others) == 0
+
+
 def test_a_channel_of_another_context_is_refused(device: tuple[Any, Any], channel: Any) -> None:
     with opened_domain() as (other, _):
         assert failed(software().create_cq(other, 4, ffi.NULL, channel, 0)) == errno.EINVAL

@@ -9,6 +9,7 @@ struct sw_channel {
     struct ibv_comp_channel ibv; /* fd: the notifier's */
     struct sw_notifier notifier;
     struct sw_queue *first, *last; /* queues with events */
+    struct sw_queue *queues;       /* all */
 };
 
 struct sw_queue {
@@ -22,8 +23,9 @@ struct sw_queue {
     uint32_t waiting; /* events on the channel that the program has not taken */
     uint32_t taken;   /* events that the program took, to compare with comp_events_completed */
     struct sw_subject subject;
-    struct sw_queue *next; /* in the channel's list */
-    struct ibv_wc current; /* taken by ibv_start_poll or ibv_next_poll */
+    struct sw_queue *next;    /* in the channel's list of those with events */
+    struct sw_queue *sibling; /* in the channel's list of all */
+    struct ibv_wc current;    /* taken by ibv_start_poll or ibv_next_poll */
     uint64_t current_time;
     struct sw_progress own;       /* used without a channel */
     struct sw_progress *progress; /* the channel's, or its own */
