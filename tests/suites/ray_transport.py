@@ -53,7 +53,7 @@ SUBSTITUTES: dict[str, tuple[tuple[str, str], ...]] = {
 OF_NUMPY = "test_rdt_custom.py"
 
 TWO_SIDED = "needs groups of actors, or a source that sends: ours has one side"
-PRIVATE = "looks into the classes of Ray's own transport"
+PRIVATE = "needs NIXL itself (its registrations, its memory pool), or Gloo's metadata"
 STREAMS = "needs streams of CUDA"
 APPROX = "fails over Gloo, too: pytest's `approx` takes no list of tensors"
 DIED = "expects ActorDiedError; the reader gets RayDirectTransportError, as over NIXL"
