@@ -61,8 +61,8 @@ class _Layout:
     length: int
 
     @classmethod
-    def of(cls, array: Any, call: str) -> Self:
-        """Return the layout of an array or a tensor.
+    def of(cls, array: Any, call: str, name: str = "array") -> Self:
+        """Return the layout of an array or a tensor, which a parameter names.
 
         Raises:
             TypeError: it is neither.
@@ -74,17 +74,17 @@ class _Layout:
             shape = tuple(int(each) for each in array.shape)
         except AttributeError:
             raise TypeError(
-                f"{call}(): array={type(array).__name__}: expected an array with shape and dtype, "
+                f"{call}(): {name}={type(array).__name__}: expected an array with shape and dtype, "
                 "of numpy, torch or jax"
             ) from None
         if not dtype.replace("_", "").isalnum() and dtype[:1] not in "<>|":
-            raise ValueError(f"{call}(): array: its elements are {dtype}: expected numbers")
+            raise ValueError(f"{call}(): {name}: its elements are {dtype}: expected numbers")
         strides = usual = _row_major(shape, size)
         if hasattr(array, "stride"):  # torch's, in elements
             strides = tuple(int(each) * size for each in array.stride())
         elif hasattr(array, "strides"):
             strides = tuple(int(each) for each in array.strides)
-        elif (found := described(array, f"{call}(): array")) is not None and found.strides:
+        elif (found := described(array, f"{call}(): {name}")) is not None and found.strides:
             strides = tuple(found.strides)  # jax can have any order
         # That of a dimension of one element means nothing, and libraries differ in it.
         strides = tuple(
@@ -239,7 +239,7 @@ class ArrayClient:
                     "it, or give into="
                 )
             into = _fresh(layout, name)
-        elif difference := _Layout.of(into, "fetch").difference(layout):
+        elif difference := _Layout.of(into, "fetch", "into").difference(layout):
             raise ArrayError(f"fetch(): {name!r} does not fit into=: it has {difference}")
         # numpy describes no elements of its extensions: so the bytes of a fresh array.
         memory = into.base if is_fresh else into

@@ -24,6 +24,7 @@ import anyio
 import numpy as np
 import ray.util
 from anyio.from_thread import start_blocking_portal
+from ray.exceptions import RayDirectTransportError
 from ray.experimental import (
     CommunicatorMetadata,
     TensorTransportManager,
@@ -31,8 +32,10 @@ from ray.experimental import (
     register_tensor_transport,
 )
 from ray.experimental.rdt.tensor_transport_manager import FetchRequest
+from ray.experimental.rdt.util import TransportManagerInfo, transport_manager_info
 
 from aiordma._base.enums import Access
+from aiordma._base.errors import RdmaError
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import connect
@@ -255,11 +258,18 @@ class _ArrayTransport(TensorTransportManager):
 
         Raises:
             TimeoutError: they have not arrived within so many seconds; -1 is no limit.
-            RdmaError: the source has gone, or ended the access.
+            RayDirectTransportError: the source has gone, or ended the access; its cause is an
+                RdmaError.
         """
         assert isinstance(fetch_request, _Fetch)
         assert fetch_request.future is not None
-        fetch_request.future.result(None if timeout < 0 else timeout)
+        try:
+            fetch_request.future.result(None if timeout < 0 else timeout)
+        except RdmaError as error:
+            raise RayDirectTransportError(  # type: ignore[no-untyped-call]
+                f"reading the arrays of the object {fetch_request.obj_id} failed: {error}. "
+                "The source actor may have died"
+            ) from error
         return fetch_request.tensors
 
     def recv_multiple_tensors(
@@ -306,13 +316,16 @@ def _empty(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def register(data_type: type[Any] = np.ndarray, name: str = NAME) -> None:
-    """Make the transport known to Ray, for the actors that this process makes from now on.
+    """Make the transport known to Ray, for the actors that this process makes from now on. Does
+    nothing if it is known under this name.
 
     Args:
         data_type: numpy.ndarray, or torch.Tensor (on the CPU).
         name: what `tensor_transport=` of ray.method names.
 
     Raises:
-        ValueError: Ray has a transport of this name.
+        ValueError: Ray has another transport of this name, or this one for another type.
     """
-    register_tensor_transport(name, ["cpu"], _ArrayTransport, data_type)
+    wanted = TransportManagerInfo(_ArrayTransport, ["cpu"], data_type)
+    if transport_manager_info.get(name.upper()) != wanted:
+        register_tensor_transport(name, wanted.devices, _ArrayTransport, data_type)

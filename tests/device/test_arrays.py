@@ -140,6 +140,8 @@ async def test_what_does_not_fit_is_named_and_nothing_moves() -> None:
             await client.fetch("a", into=np.zeros((3, 2)))
         with pytest.raises(ArrayError, match="strides"):
             await client.fetch("a", into=np.zeros((2, 3), order="F"))
+        with pytest.raises(TypeError, match=r"fetch\(\): into=int: expected an array"):
+            await client.fetch("a", into=5)
         with pytest.raises(ArrayError, match="'a' is not writable"):
             await client.put("a", np.ones((2, 3)))
         server.publish("w", array.copy(), writable=True)

@@ -55,6 +55,10 @@ class Actor:
     def sum(self, array: Any) -> int:
         return int(array.sum())
 
+    def pass_on(self, source: Any, reader: Any, array: Any) -> Any:
+        transport.register()  # Ray does it some time after the actor is made
+        return get(reader.sum.remote(source.echo.remote(array)))
+
     def pid(self) -> int:
         return os.getpid()
 
@@ -96,6 +100,17 @@ def test_a_reader_gets_the_source_s_array(array: Any, actors: list[Any]) -> None
     assert (found == array).all()
 
 
+def test_registering_again_does_nothing() -> None:
+    transport.register()
+    with pytest.raises(ValueError, match="already registered"):
+        transport.register(list)
+
+
+def test_an_actor_passes_arrays_between_others(actors: list[Any]) -> None:
+    kind: Any = ray.remote(Actor)
+    assert get(kind.remote().pass_on.remote(*actors, np.arange(4))) == 6
+
+
 def test_an_array_in_another_order_is_refused(actors: list[Any]) -> None:
     source, _ = actors
     with pytest.raises(Exception, match="not contiguous in C's order"):
@@ -123,7 +138,9 @@ def test_a_reader_outlives_a_source_that_is_killed_in_the_middle(actors: list[An
     result = reader.sum.remote(reference)
     time.sleep(0.15)
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(ray.exceptions.RayError):
+    with pytest.raises(
+        ray.exceptions.RayError, match=r"RayDirectTransportError.*The source actor may have died"
+    ):
         get(result)
     assert get(reader.sum.remote(np.ones(3))) == 3
 

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from aiordma.cli.exec import FOLDER
+from tests.suites.sources import fetch_commit
 
 __all__ = ("main",)
 
@@ -51,12 +52,7 @@ def fetch() -> None:
         archive = next(BUILD.glob(f"{name}_*.deb"))
         subprocess.run(["dpkg-deb", "-x", archive, BUILD / "pyverbs"], check=True)
     if not (SOURCES / "tests").exists():
-        for command in (
-            ("init", "-q", str(SOURCES)),
-            ("-C", str(SOURCES), "fetch", "-q", "--depth=1", REPOSITORY, REVISION),
-            ("-C", str(SOURCES), "checkout", "-qf", "FETCH_HEAD", "--", "tests"),
-        ):
-            subprocess.run(["git", *command], check=True)
+        fetch_commit(SOURCES, REPOSITORY, REVISION, "tests")
 
 
 def run(device: str) -> list[dict[str, str]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.suites.catalogue import DEPARTURES, SUITES, Suite
+from tests.suites.sources import fetch_commit
 
 __all__ = (
     "BUILD",
@@ -140,12 +141,7 @@ def fetch(suite: Suite) -> None:
 
 def _fetch_commit(suite: Suite) -> None:
     folder = _sources(suite)
-    for command in (
-        ("init", "-q", str(folder)),
-        ("-C", str(folder), "fetch", "-q", "--depth=1", suite.repository, suite.revision),
-        ("-C", str(folder), "checkout", "-qf", "FETCH_HEAD"),
-    ):
-        subprocess.run(["git", *command], check=True)
+    fetch_commit(folder, suite.repository, suite.revision)
     found = find_spec(suite.source)
     assert found is not None
     assert found.submodule_search_locations

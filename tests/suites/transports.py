@@ -19,6 +19,7 @@ from pathlib import Path
 from aiordma.cli.exec import FOLDER
 from aiordma.verbs import Device
 from tests.ports import free_port
+from tests.suites.sources import fetch_commit
 from tests.vm import packages
 
 __all__ = ("main",)
@@ -166,13 +167,7 @@ def fetched(name: str) -> Path:
     folder = BUILD / name
     repository, revision = SOURCES[name]
     if not folder.exists():
-        folder.mkdir(parents=True)
-        for command in (
-            ["init", "-q"],
-            ["fetch", "-q", "--depth=1", f"https://github.com/{repository}", revision],
-            ["checkout", "-qf", "FETCH_HEAD"],
-        ):
-            subprocess.run(["git", *command], cwd=folder, check=True)
+        fetch_commit(folder, f"https://github.com/{repository}", revision)
     return folder
 
 
