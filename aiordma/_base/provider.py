@@ -53,6 +53,7 @@ CLASSES = (*_RDMA_CLASSES, SOFTWARE)
 """Classes of devices that `device=` takes, beside "auto" and the name of a device."""
 
 _A_NAME = "a device's name such as 'rxe0'"
+_A_DEVICE = f"'auto', {', '.join(map(repr, CLASSES))}, or {_A_NAME}"
 DEVICE = "AIORDMA_DEVICE"
 """Environment variable: what "auto" stands for."""
 HELD_MIB = "AIORDMA_SOFTWARE_HELD_MIB"
@@ -302,8 +303,7 @@ class Requirement:
     """
 
     def __init__(self, device: object = "auto", call: str = "") -> None:
-        classes = ", ".join(map(repr, CLASSES))
-        chosen = text(device, "device", f"'auto', {classes}, or {_A_NAME}", call)
+        chosen = text(device, "device", _A_DEVICE, call)
         self.text: str = f'device="{chosen}"'
         if chosen == "auto":
             chosen = os.environ.get(DEVICE) or "auto"

@@ -313,6 +313,7 @@ class ConnectionRequest:
                 self._warn_of_no_retries(endpoint.options)
                 offered = self._limited_to_request(endpoint.options, private_data)
                 self._identifier._accept_with_own_retries(offered)
+            self._reactor.poll_events(endpoint.handshake)  # its event may be there already
             if not await endpoint.connected(TimeLimit(self._accept_timeout)):
                 raise failed_handshake(self._operation, endpoint)
             endpoint.established()

@@ -190,13 +190,15 @@ class DomainChoice:
         self._call = call
         self._each = False
         self._state: DomainState | None = None
-        if isinstance(domain, Domain):
+        if domain is None:
+            pass
+        elif isinstance(domain, Domain):
             self._state = domain._state
         elif isinstance(domain, str):
             if domain != "each":
                 raise ValueError(f"{call}(): domain={domain!r}: expected {expected}")
             self._each = True
-        elif domain is not None:
+        else:
             raise wrong_type(domain, "domain", expected, call)
         if self._each and (pooled or shared is not None):
             raise ValueError(

@@ -4,12 +4,14 @@ other peers.
 Each handshake runs in a task of the listener, because it can outlast the call that began it: that
 call may be cancelled, or return another peer. The next call returns a connection that is
 established then. When the listener is closed, it ends all handshakes, and waits for their end.
+
+A task whose handshake has ended waits for the next one. So that one begins in the turn of the event
+loop that has its request, without another task.
 """
 
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeAlias
 
@@ -21,7 +23,7 @@ from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
 from aiordma._loop.event_loop import EventLoop, Timer, Waiter
 
-__all__ = ("Acceptance", "Establish", "Handshakes")
+__all__ = ("Acceptance", "Establish", "Handshakes", "Take")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -39,16 +41,20 @@ MOST_HANDSHAKES = 128
 """The maximum number of handshakes in progress. To begin one more, that of a slow peer is ended."""
 
 
+MOST_IDLE = 16
+"""Tasks that wait for their next handshake."""
+
 Establish: TypeAlias = Callable[[ConnectionRequest, bytes], Awaitable[Connection]]
 """Answers a request, with private data, and returns the established connection."""
 
 
 class _Caller:
-    """A call that waits for a connection."""
+    """A call that waits for a connection, or takes all of them."""
 
-    def __init__(self, private_data: bytes, waiter: Waiter) -> None:
+    def __init__(self, private_data: bytes, waiter: Waiter, take: "Take | None" = None) -> None:
         self.private_data = private_data
         self.waiter = waiter
+        self.take = take
         self.origin = origin()
         self.result: Acceptance | None = None
 
@@ -94,6 +100,10 @@ class Acceptance:
             del error  # its traceback holds this frame
 
 
+Take: TypeAlias = Callable[[Acceptance], object]
+"""Takes each handshake that has ended, in place of a call that waits for one."""
+
+
 class Handshakes:
     """See the module.
 
@@ -125,30 +135,25 @@ class Handshakes:
         self._running: FairQueue[Acceptance] = FairQueue()
         self._finished: deque[Acceptance] = deque()
         self._callers: deque[_Caller] = deque()
-        self._takers: list[_Caller] = []  # of `taking_all`
+        self._takers: list[_Caller] = []  # those callers that take all
+        self._begun: deque[Acceptance] = deque()  # for the tasks
+        self._idle: list[Waiter] = []  # of tasks
         self._is_closed = False
         self._timer: Timer | None = None
         self._counting = False  # once the pending CM events have been delivered
 
-    @contextmanager
-    def taking_all(self) -> Iterator[None]:
-        """In the block, calls of `accept` take one peer after the other: the handshakes of all that
-        wait are begun, also between two calls."""
-        taker = _Caller(b"", self._loop.waiter())
-        self._takers.append(taker)
-        try:
-            yield
-        finally:
-            self._takers.remove(taker)
-
-    async def accept(self, private_data: bytes) -> Acceptance | None:
-        """Return the first handshake that has ended, to be taken; None after `release`.
+    async def accept(self, private_data: bytes, take: Take | None = None) -> Acceptance | None:
+        """Return the first handshake that has ended, to be taken; None after `release`. With
+        `take`, the handshakes of all peers that wait are begun: call it with each that has ended,
+        and return only one for which it has raised an error.
 
         Cancellation: handshakes in progress continue, for the next call.
         """
         self._end_others(private_data)
-        caller = _Caller(private_data, self._loop.waiter())
+        caller = _Caller(private_data, self._loop.waiter(), take)
         self._callers.append(caller)
+        if take is not None:
+            self._takers.append(caller)
         try:
             self.advance()
             await caller.waiter.wait()
@@ -161,6 +166,9 @@ class Handshakes:
                 if self._is_closed:
                     self.close()  # it was not there to be closed
             raise
+        finally:
+            if take is not None:
+                self._takers.remove(caller)
         return caller.result
 
     def advance(self) -> None:
@@ -169,7 +177,7 @@ class Handshakes:
         if self._finished:
             self._hand_over()
         must_look = not self._takers
-        while (self._callers or self._takers) and self._requests:
+        while self._callers and self._requests:
             caller = self._next_caller()
             if caller is None or not self._make_room():
                 must_look = True
@@ -189,6 +197,8 @@ class Handshakes:
         self._is_closed = True
         for handshake in [*self._running, *self._finished]:
             self._end(handshake)
+        while self._idle:
+            self._idle.pop().wake()
         self.release()
 
     # -- beginning handshakes -----------------------------------------------------------------
@@ -196,7 +206,7 @@ class Handshakes:
     def _next_caller(self) -> _Caller | None:
         """Return the call that the next handshake is for, if one may begin. For each call there is
         one handshake that is not slow, and one more for each slow handshake. So the number of
-        handshakes doubles while all are slow. With `taking_all` there is no such limit."""
+        handshakes doubles while all are slow. For one that takes all, there is no such limit."""
         taker = self._takers[0] if self._takers else None
         if taker is not None:
             for caller in self._callers:
@@ -229,7 +239,14 @@ class Handshakes:
         request._origin = caller.origin or request._origin
         handshake = Acceptance(request, caller.private_data)
         self._running.append(handshake, source)
-        self._loop.spawn(partial(self._run, handshake), "aiordma: a handshake")
+        self._begun.append(handshake)
+        self._wake_task()
+
+    def _wake_task(self) -> None:
+        if self._idle:
+            self._idle.pop().wake()
+        else:
+            self._loop.spawn(self._run, "aiordma: handshakes")
 
     def _look_later(self) -> None:
         """Look at the handshakes in progress, after a while, if it can matter: a request and a call
@@ -238,7 +255,7 @@ class Handshakes:
         if self._timer is not None or not count:
             return
         if count >= MOST_HANDSHAKES:
-            matters = bool(self._requests and (self._callers or self._takers))
+            matters = bool(self._requests and self._callers)
         else:
             matters = not self._takers and not all(each.is_slow for each in self._running)
         if matters:
@@ -260,16 +277,31 @@ class Handshakes:
 
     # -- ending handshakes --------------------------------------------------------------------
 
-    async def _run(self, handshake: Acceptance) -> None:
-        if handshake.was_ended:
-            return
-        try:
-            answer = self._establish(handshake.request, handshake.private_data)
-            handshake.connection = await answer
-        except Exception as error:
-            handshake.error = error
-        finally:
-            self._call_returned(handshake)
+    async def _run(self) -> None:
+        """Run one handshake, and then each for which `_wake_task` wakes this task."""
+        while self._begun:
+            handshake = self._begun.popleft()
+            if not handshake.was_ended:
+                try:
+                    answer = self._establish(handshake.request, handshake.private_data)
+                    handshake.connection = await answer
+                except Exception as error:
+                    handshake.error = error
+                finally:
+                    self._call_returned(handshake)
+            del handshake  # it refers to what its connection was
+            if self._is_closed or len(self._idle) == MOST_IDLE:
+                return
+            waiter = self._loop.waiter()
+            self._idle.append(waiter)
+            try:
+                await waiter.wait()
+            except BaseException:
+                if waiter in self._idle:
+                    self._idle.remove(waiter)
+                elif self._begun:
+                    self._wake_task()
+                raise
 
     def _call_returned(self, handshake: Acceptance) -> None:
         if handshake.was_ended:
@@ -282,10 +314,19 @@ class Handshakes:
 
     def _hand_over(self) -> None:
         for handshake in list(self._finished):
+            if handshake not in self._finished:
+                continue  # taken by an eager task of `take`
             for caller in self._callers:
                 if caller.private_data == handshake.private_data:
                     self._finished.remove(handshake)
                     self._callers.remove(caller)
+                    if caller.take is not None:
+                        self._callers.append(caller)
+                        try:
+                            caller.take(handshake)
+                            break
+                        except Exception:
+                            self._callers.remove(caller)  # it tries again, and raises the error
                     caller.result = handshake
                     caller.waiter.wake()
                     break
@@ -300,8 +341,7 @@ class Handshakes:
         sent the call's private data."""
         if not self._running and not self._finished:
             return
-        others = (*self._callers, *self._takers)
-        kept = {private_data, *(caller.private_data for caller in others)}
+        kept = {private_data, *(caller.private_data for caller in self._callers)}
         for handshake in [*self._running, *self._finished]:
             if handshake.private_data not in kept:
                 self._end(handshake)

@@ -1,10 +1,8 @@
 """listen(): a listener, which accepts or rejects connection requests, and serves connections."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from typing import Any, Self, Unpack
 
-import anyio
 from anyio.abc import Listener as AbstractListener
 from anyio.abc import TaskGroup
 
@@ -244,20 +242,14 @@ class Listener(AbstractListener[Connection]):
         if task_group is not None:
             if not hasattr(task_group, "start_soon"):
                 raise wrong_type(task_group, "task_group", "a task group of anyio's", "serve")
-            await self._serve(handler, task_group)
+            await self._endpoint.accept_all(task_group.start_soon, self._handle_one, handler)
             return
-        async with anyio.create_task_group() as own:
-            await self._serve(handler, own)
-
-    async def _serve(self, handler: Callable[[Connection], Any], group: TaskGroup) -> None:
         self._endpoint.require_here()
-        with suppress(ClosedError), self._endpoint.handshakes.taking_all():
-            while True:
-                # In no variable, which would keep the last peer's connection until the next peer.
-                group.start_soon(self._handle_one, await self._endpoint.accept(), handler)
+        async with self._endpoint.reactor.loop.task_group() as start_soon:
+            await self._endpoint.accept_all(start_soon, self._handle_one, handler)
 
     async def _handle_one(
-        self, accepted: Acceptance, handler: Callable[[Connection], Awaitable[Any]]
+        self, handler: Callable[[Connection], Awaitable[Any]], accepted: Acceptance
     ) -> None:
         try:
             async with accepted.take() as connection:

@@ -7,8 +7,9 @@ import errno
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import partial
 
 from aiordma._base.arguments import seconds, whole_number, wrong_type
@@ -32,7 +33,7 @@ from aiordma._base.statistics import ListenerStatistics
 from aiordma._base.weak_items import WeakItems
 from aiordma._connection.connection_request import ConnectionRequest, RequestTally
 from aiordma._connection.domain import DomainArgument
-from aiordma._connection.handshakes import Acceptance, Establish, Handshakes
+from aiordma._connection.handshakes import Acceptance, Establish, Handshakes, Take
 from aiordma._connection.listener_receives import ListenerReceives
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.shared_receive import SharedReceiveQueue
@@ -261,14 +262,27 @@ class ListenerEndpoint:
         request._was_handed_out = True
         return request
 
-    async def accept(self, private_data: bytes = b"") -> Acceptance:
-        """Return the next handshake that has ended, to be taken."""
+    async def accept(self, private_data: bytes = b"", take: Take | None = None) -> Acceptance:
+        """Return the next handshake that has ended, to be taken. See `Handshakes.accept`."""
         accepted = None
         if not self.has_ended:
-            accepted = await self.handshakes.accept(private_data)
+            accepted = await self.handshakes.accept(private_data, take)
         if accepted is None:
             raise self.end_error()
         return accepted
+
+    async def accept_all(self, start: Callable[..., object], *arguments: object) -> None:
+        """Call `start(*arguments, handshake)` for each handshake that has ended, in its task, with
+        the context variables of this one, until the listener is closed."""
+        self.require_here()
+        context = copy_context()
+
+        def take(accepted: Acceptance) -> None:
+            context.copy().run(start, *arguments, accepted)
+
+        with suppress(ClosedError):
+            while True:
+                take(await self.accept(take=take))
 
     async def aclose(self) -> None:
         """Stop listening, and wait for it. See `Listener.aclose`."""

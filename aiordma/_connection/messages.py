@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import anyio
 
-from aiordma._base.errors import detached
 from aiordma._base.states import ConnectionState
 from aiordma._endpoint.arrivals import Arrivals
 from aiordma._endpoint.endpoint import Endpoint
@@ -73,6 +72,5 @@ class MessageQueue(Arrivals):
             )
         cause, state = endpoint.teardown.cause, endpoint.handshake.state
         if endpoint.teardown.has_ended and state is ConnectionState.DISCONNECTED:
-            assert cause is not None
-            raise anyio.EndOfStream(str(cause)) from detached(cause)
+            raise anyio.EndOfStream(str(cause)) from cause
         super()._raise_if_no_more_comes()

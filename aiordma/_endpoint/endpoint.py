@@ -149,6 +149,9 @@ class Endpoint:
         )
         self.peer_address: SocketAddress | None = identifier.peer_address
         """None if there is no single peer, or it is not known."""
+        peer = self.peer_address
+        self.peer_text: str | None = None if peer is None else address_text(peer)
+        """The peer's address for messages; None as of `peer_address`."""
         self._local: bytes | None = None
         """This side's address as C has it, once the identifier is being destroyed."""
         self.pair: Pair = Pair(hub, options)
@@ -167,11 +170,6 @@ class Endpoint:
     def local_address(self) -> SocketAddress | None:
         """This side's address, if it has one."""
         return unpack_address(self._local or self.identifier._local())
-
-    @property
-    def peer_text(self) -> str | None:
-        """The peer's address for messages; None as of `peer_address`."""
-        return None if self.peer_address is None else address_text(self.peer_address)
 
     @property
     def capacity(self) -> Capacity:
@@ -593,7 +591,6 @@ class Endpoint:
             TimeoutError: the handshake's time limit is over.
         """
         handshake = self.handshake
-        self.reactor.poll_events(handshake)  # its event may be there already
         while handshake.state in IN_PROGRESS:
             await handshake.change(limit)
         return handshake.was_established

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from threading import current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -143,6 +143,11 @@ class EventLoop(Protocol):
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         """Run a coroutine function in the background; its exceptions are logged."""
+
+    def task_group(self) -> AbstractAsyncContextManager[Callable[..., object]]:
+        """Return a task group for tasks that raise nothing. It gives the block the function that
+        starts a task, and cancels the tasks if the block raises. On asyncio, a task costs a fifth
+        of one of anyio's, and its own CancelledError does not cancel the others."""
 
     async def outlast_tasks(self, limit: float) -> None:
         """Wait for the end of the program's tasks that have been cancelled, in a spawned task that
@@ -328,6 +333,17 @@ class _AsyncioEventLoop(_Face):
         if not task.done():  # an eager factory's can be
             self._tasks[key] = task
 
+    @asynccontextmanager
+    async def task_group(self) -> AsyncIterator[Callable[..., object]]:
+        with anyio.CancelScope() as scope:
+            async with asyncio.TaskGroup() as group:
+                try:
+                    yield lambda function, *arguments: group.create_task(function(*arguments))
+                except BaseException:
+                    scope.shield = True  # anyio would interrupt the wait for the tasks at each turn
+                    await asyncio.sleep(0)  # each task begins before it is cancelled
+                    raise
+
     async def outlast_tasks(self, limit: float) -> None:
         # asyncio.run cancels all tasks at once. A task that is not cancelled is none of those: it
         # can be one that has cancelled the others, and waits for them, and so for this one.
@@ -466,6 +482,11 @@ class _TrioEventLoop(_Face):
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._trio.lowlevel.spawn_system_task(_logged, function, name, name=name)
+
+    @asynccontextmanager
+    async def task_group(self) -> AsyncIterator[Callable[..., object]]:
+        async with self._trio.open_nursery() as nursery:
+            yield nursery.start_soon
 
     async def outlast_tasks(self, limit: float) -> None:
         pass  # trio cancels its system tasks when the program's tasks have ended

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, Unpack
 
@@ -10,18 +9,12 @@ import anyio
 from anyio.abc import Listener as AnyListener
 from anyio.abc import SocketAttribute, TaskGroup
 
-from aiordma._base.errors import (
-    ClosedError,
-    EventLoopError,
-    ForkError,
-    RdmaError,
-    VerbsCallError,
-    cause_text,
-)
+from aiordma._base.errors import cause_text
 from aiordma._base.opening import opens
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
+from aiordma._connection.handshakes import Acceptance
 from aiordma._connection.listener_endpoint import ListenerEndpoint, open_listener
 from aiordma.streams.rsocket import Rsocket
 from aiordma.streams.settings import StreamOptions, StreamSettings, naming
@@ -33,8 +26,6 @@ __all__ = ("StreamListener", "listen_for_rsockets", "listen_stream")
 logger: logging.Logger = logging.getLogger("aiordma")
 
 ACCEPT_TIMEOUT = 30.0
-ACCEPT_AGAIN_SECONDS = 1.0
-"""The pause after an accept that failed because this process lacks descriptors or memory."""
 
 
 @opens
@@ -170,44 +161,21 @@ class StreamListener(AnyListener[Stream]):
 
         Cancellation: as `Listener.accept`.
         """
-        return Stream(*await self._accept())
-
-    async def _accept_all(self, handle: Callable[[Connection, Rsocket], Awaitable[None]]) -> None:
-        """Accept every peer until the listener is closed. Await `handle` for each.
-
-        Raises:
-            DeviceRemovedError, EventLoopError, ForkError: as `_accept_any`.
-        """
-        with suppress(ClosedError), self._endpoint.handshakes.taking_all():
-            while True:
-                # In no variable, which would keep the last peer's connection until the next peer.
-                await handle(*await self._accept_any())
-
-    async def _accept_any(self) -> tuple[Connection, Rsocket]:
-        """Accept the next peer whose handshake succeeds; log the others.
-
-        Raises:
-            ClosedError, DeviceRemovedError: no further peer can be accepted.
-            EventLoopError, ForkError: called outside of its event loop, or in a forked child.
-        """
-        while True:
-            try:
-                return await self._accept()
-            except (EventLoopError, ForkError):
-                raise
-            except Exception as error:
-                if isinstance(error, RdmaError) and self._endpoint.has_ended:
-                    raise self._endpoint.end_error() from None  # this may be a handshake's
-                is_peers = isinstance(error, ConnectionError)
-                level = logging.INFO if is_peers else logging.WARNING
-                logger.log(level, "a stream was not accepted: %s", cause_text(error))
-                if isinstance(error, VerbsCallError):
-                    await anyio.sleep(ACCEPT_AGAIN_SECONDS)
-
-    async def _accept(self) -> tuple[Connection, Rsocket]:
         self._endpoint.require_here()
-        connection = (await self._endpoint.accept()).take()
+        return Stream(*self._take(await self._endpoint.accept()))
+
+    def _take(self, accepted: Acceptance) -> tuple[Connection, Rsocket]:
+        connection = accepted.take()
         return connection, self._rsockets.pop(connection)
+
+    def _take_or_log(self, accepted: Acceptance) -> tuple[Connection, Rsocket] | None:
+        """Return the connection of a peer; None: its handshake has failed, which is logged."""
+        try:
+            return self._take(accepted)
+        except Exception as error:
+            level = logging.INFO if isinstance(error, ConnectionError) else logging.WARNING
+            logger.log(level, "a stream was not accepted: %s", cause_text(error))
+            return None
 
     async def serve(
         self,
@@ -231,20 +199,18 @@ class StreamListener(AnyListener[Stream]):
         Cancellation: without `task_group`, the handlers are cancelled and their streams closed.
         """
         if task_group is not None:
-            await self._serve(handler, task_group)
+            await self._endpoint.accept_all(task_group.start_soon, self._handle, handler)
             return
         async with anyio.create_task_group() as own:
-            await self._serve(handler, own)
+            await self._endpoint.accept_all(own.start_soon, self._handle, handler)
 
-    async def _serve(self, handler: Callable[[Stream], Awaitable[Any]], group: TaskGroup) -> None:
-        async def start(connection: Connection, rsocket: Rsocket) -> None:
-            group.start_soon(self._handle, Stream(connection, rsocket), handler)
-
-        await self._accept_all(start)
-
-    async def _handle(self, stream: Stream, handler: Callable[[Stream], Awaitable[Any]]) -> None:
-        async with stream:
-            await handler(stream)
+    async def _handle(
+        self, handler: Callable[[Stream], Awaitable[Any]], accepted: Acceptance
+    ) -> None:
+        taken = self._take_or_log(accepted)
+        if taken is not None:
+            async with Stream(*taken) as stream:
+                await handler(stream)
 
     async def aclose(self) -> None:
         """Stop listening, and reject the waiting peers. Accepted streams stay open. Idempotent.

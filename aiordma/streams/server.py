@@ -8,7 +8,6 @@ import ssl as tls
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from contextvars import copy_context
 from typing import Any
 
 from aiordma._base.arguments import whole_number, wrong_type
@@ -23,6 +22,7 @@ from aiordma._base.process import forked, here, require_same_process
 from aiordma._base.provider import Requirement
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
+from aiordma._connection.handshakes import Acceptance
 from aiordma._connection.listener_endpoint import MOST_BACKLOG, wait_for_port
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma._loop.private import expect_unfinished
@@ -144,21 +144,23 @@ class StreamServer(asyncio.AbstractServer):
 
     async def _accept(self, listener: StreamListener) -> None:
         try:
-            await listener._accept_all(self._make_protocol)
+            await listener._endpoint.accept_all(self._make_protocol, listener)
         except DeviceRemovedError as error:
             logger.error("%r accepts no more streams: %s", self, cause_text(error))
 
-    async def _make_protocol(self, connection: Connection, rsocket: Rsocket) -> None:
+    def _make_protocol(self, listener: StreamListener, accepted: Acceptance) -> None:
+        taken = listener._take_or_log(accepted)
+        if taken is None:
+            return
         try:
-            # asyncio's server makes each protocol in a task, and so in a context, of its own.
-            copy_context().run(self._make, connection, rsocket, self)
+            self._make(*taken, self)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
             self._loop.call_exception_handler(
                 {"message": f"{self!r} could not make a stream's protocol", "exception": error}
             )
-            await connection.aclose()
+            taken[0]._endpoint.close()
 
     def attach(self, transport: StreamTransport) -> None:
         """Count a transport until it is lost.

@@ -1,6 +1,7 @@
 """What `serve` logs as a handler fails: a line for the peer's fault, a traceback for its own. And
 what it keeps of a peer that has left: nothing."""
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -11,6 +12,7 @@ import anyio
 import pytest
 
 import aiordma
+from tests.conftest import LOOPS
 from tests.device.players import until
 from tests.devices import ADDRESS
 from tests.internals import address_text, endpoint_of
@@ -186,6 +188,21 @@ async def test_handlers_wrong_local_buffer_is_its_own(caplog: pytest.LogCaptureF
 
     record = await logged(handler, caplog, stays=True)
     assert record.levelno == logging.ERROR
+
+
+@pytest.mark.parametrize("anyio_backend", [each for each in LOOPS if each.id != "trio"])
+async def test_serve_goes_on_after_a_handlers_own_cancellation() -> None:
+    async def handler(_connection: aiordma.Connection) -> None:
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        gone.cancel()
+        await gone
+
+    async with aiordma.listen(ADDRESS, 0) as listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, handler)
+        for _ in range(2):
+            async with aiordma.connect(ADDRESS, listener.port, timeout=5) as client:
+                await client.ended()
+        group.cancel_scope.cancel()
 
 
 @pytest.mark.promise("Load loses nothing, and leaves nothing")

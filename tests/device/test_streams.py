@@ -476,27 +476,29 @@ async def test_serving_goes_on_after_a_shortage(
         ValueError("queue_depth exceeds a limit of the peer's device"),
     ]
     expected = [str(error) for error in errors]
+    caplog.set_level("INFO", "aiordma")
 
-    async def failing(**_: object) -> Any:
-        if errors:
-            raise errors.pop(0)
+    async def failing(request: aiordma.ConnectionRequest, _private_data: bytes) -> Any:
+        await request.reject()
+        raise errors.pop(0)
+
+    async with listen_stream(ADDRESS) as listener, anyio.create_task_group() as group:
+        monkeypatch.setattr(endpoint_of(listener).handshakes, "_establish", failing)
+        group.start_soon(listener.serve, Stream.aclose)
+        for _ in expected:
+            with pytest.raises(aiordma.RejectedError):
+                await connect_stream(ADDRESS, listener.port)
         await listener.aclose()
-        raise endpoint_of(listener).end_error()
-
-    monkeypatch.setattr("aiordma.streams.listener.ACCEPT_AGAIN_SECONDS", 0.01)
-    async with listen_stream(ADDRESS) as listener:
-        monkeypatch.setattr(endpoint_of(listener), "accept", failing)
-        with caplog.at_level("INFO", "aiordma"):
-            await listener.serve(Stream.aclose)
-    assert [record.levelname for record in caplog.records] == [
+    records = [each for each in caplog.records if "a stream was not accepted" in each.message]
+    assert [record.levelname for record in records] == [
         "WARNING",
         "INFO",
         "WARNING",
         "INFO",
         "WARNING",
     ]
-    for text, said in zip(expected, caplog.messages, strict=True):
-        assert text in said
+    for text, said in zip(expected, records, strict=True):
+        assert text in said.message
 
 
 @pytest.mark.promise("A stream's peer reaches its ring, and nothing else")

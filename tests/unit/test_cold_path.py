@@ -6,8 +6,9 @@ from tests.unit.child import run_child
 
 pytestmark = pytest.mark.natively
 
-MOST_CALLS = 605
-"""Calls of Python functions of one connection's life; asyncio's and anyio's own are a quarter."""
+MOST_CALLS = 500
+"""Calls of Python functions of one connection's life. They are 477, and more turns of the loop on a
+busy machine. asyncio's own are a sixth."""
 
 LIFE = """
 import asyncio, sys, threading
