@@ -17,12 +17,14 @@ __all__ = ("enter_process", "set_nonblocking", "system")
 
 class _System:
     """The clock of time limits, in seconds, the module with getaddrinfo, and whether they
-    are a simulation's. A simulation has no threads and no real devices."""
+    are a simulation's. A simulation has no threads and no real devices. guest: what stands for the
+    running event loop, if several simulated hosts share it."""
 
     def __init__(self) -> None:
         self.now: Callable[[], float] = time.monotonic
         self.names: Any = socket
         self.is_simulated: bool = False
+        self.guest: Any = None
 
 
 system: _System = _System()

@@ -20,6 +20,7 @@ import anyio.lowlevel
 
 from aiordma._base.errors import EventLoopError
 from aiordma._base.process import here, require_same_process
+from aiordma._base.system import system
 from aiordma._loop.polling import PollingEventLoop
 from aiordma._loop.private import expect_unfinished, is_nested, running_asyncio_loop
 from aiordma._native import Waiter as AsyncioWaiter
@@ -491,6 +492,8 @@ def running_loop() -> object:
     Raises:
         RuntimeError: no asyncio or trio loop is running here.
     """
+    if system.guest is not None:
+        return system.guest
     trio = _trio_here()
     return asyncio.get_running_loop() if trio is None else trio.lowlevel.current_trio_token()
 
@@ -539,6 +542,9 @@ def current_event_loop() -> EventLoop:
         RuntimeError: no asyncio or trio loop is running here; an EventLoopError if it is one that
             nest_asyncio has patched.
     """
+    if system.guest is not None:
+        guest: EventLoop = system.guest
+        return guest
     trio, loop = _trio_here(), running_asyncio_loop()
     if trio is not None:
         return _TrioEventLoop(trio)

@@ -25,7 +25,7 @@ from aiordma._loop.private import running_asyncio_loop
 from aiordma._native import ffi, lib
 from aiordma.testing.choices import Choices, ScenarioRandom, shorten
 from aiordma.testing.scheduler import OwnershipError, Scheduler, SimulationError
-from aiordma.testing.simulated_loop import NO_HOST, SECOND, SimulatedLoop
+from aiordma.testing.simulated_loop import NO_HOST, SECOND
 
 __all__ = (
     "Host",
@@ -102,7 +102,7 @@ class Host:
                 self.number, ffi.cast("struct sockaddr *", packed)
             )
             check_positive_errno(error, "aiordma_simulated_address")
-        scheduler.loops[self.number] = SimulatedLoop(scheduler, self.number, repr(self))
+        scheduler.loops[self.number] = scheduler.new_loop(self.number, repr(self))
 
     def __repr__(self) -> str:
         return f"host {self.name} ({', '.join(self.addresses)})"
@@ -194,19 +194,19 @@ class Host:
             return
         self._note("boots")
         lib.aiordma_simulated_boot(self.number)
-        self._scheduler.frozen.discard(self.number)
-        self._scheduler.loops[self.number] = SimulatedLoop(self._scheduler, self.number, repr(self))
+        self._scheduler.thaw(self.number)
+        self._scheduler.loops[self.number] = self._scheduler.new_loop(self.number, repr(self))
 
     def freeze(self) -> None:
         """Stop its program and its device, as of a virtual machine that is paused. What the network
         delivers waits."""
         self._note("freezes")
-        self._scheduler.frozen.add(self.number)
+        self._scheduler.freeze(self.number)
 
     def thaw(self) -> None:
         """Let it go on."""
         self._note("thaws")
-        self._scheduler.frozen.discard(self.number)
+        self._scheduler.thaw(self.number)
 
     def set_clock_rate(self, rate: float) -> None:
         """Let the host's clock run faster or slower from now on.
@@ -412,40 +412,39 @@ def _simulate(
     limit: float,
     any_order: bool = True,
 ) -> Result:
-    with opened(choices, any_order) as (scheduler, own):
-        return _run(scheduler, own, scenario, Simulation(scheduler, choices.seed), limit)
+    scheduler = Scheduler()
+    with opened(choices, scheduler, any_order):
+        return _run(scheduler, scenario, Simulation(scheduler, choices.seed), limit)
 
 
 @contextmanager
-def opened(choices: Choices, any_order: bool = True) -> Iterator[tuple[Scheduler, SimulatedLoop]]:
+def opened(choices: Choices, scheduler: Scheduler, any_order: bool = True) -> Iterator[None]:
     """Begin a simulation, and end it. Errors get notes."""
     software()
-    scheduler = Scheduler()
     kept = choices.for_c()
     error = lib.aiordma_simulation_begin(choices.seed, any_order, scheduler.posted, *kept)
     check_positive_errno(error, "aiordma_simulation_begin")
     scheduler.begin()
-    own = SimulatedLoop(scheduler, NO_HOST, "the scenario")
     try:
-        yield scheduler, own
+        yield
     except BaseException as error:
         choices.ran(scheduler.now / SECOND)
         _explain(error, scheduler, choices)
         raise
     finally:
-        scheduler.close(own)
+        scheduler.close()
         lib.aiordma_simulation_end()
 
 
 def _run(
     scheduler: Scheduler,
-    own: SimulatedLoop,
     scenario: Callable[[Simulation], Coroutine[Any, Any, Result]],
     simulation: Simulation,
     limit: float,
 ) -> Result:
-    scheduler.enter(own)
-    main: asyncio.Task[Result] = own.create_task(scenario(simulation), name="the scenario")
+    scheduler.enter(scheduler.own)
+    name = "the scenario"
+    main: asyncio.Task[Result] = scheduler.own.create_task(scenario(simulation), name=name)
     try:
         scheduler.run_until(main, limit)
         simulation._raise_unnoticed()
@@ -453,7 +452,7 @@ def _run(
         simulation._raise_unnoticed()
         raise
     finally:
-        scheduler.end_tasks(own)
+        scheduler.end_tasks()
     return main.result()
 
 
