@@ -487,7 +487,8 @@ def _trio_here() -> Any:
 
 
 def running_loop() -> object:
-    """Return what identifies the event loop that runs here: asyncio's loop, or trio's token.
+    """Return what identifies the event loop that runs here: asyncio's loop, or trio's token, or a
+    simulated host's part of the loop.
 
     Raises:
         RuntimeError: no asyncio or trio loop is running here.
@@ -542,9 +543,6 @@ def current_event_loop() -> EventLoop:
         RuntimeError: no asyncio or trio loop is running here; an EventLoopError if it is one that
             nest_asyncio has patched.
     """
-    if system.guest is not None:
-        guest: EventLoop = system.guest
-        return guest
     trio, loop = _trio_here(), running_asyncio_loop()
     if trio is not None:
         return _TrioEventLoop(trio)

@@ -14,17 +14,10 @@ from selectors import EVENT_READ
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from aiordma._base.system import enter_process, system
-from aiordma._loop.event_loop import _AsyncioEventLoop
+from aiordma._base.system import system
 from aiordma._native import lib
 from aiordma.testing.choices import Choices
-from aiordma.testing.scheduler import (
-    END_SECONDS,
-    ENGINE_PROCESSES,
-    LINGER_SECONDS,
-    Scheduler,
-    SimulationError,
-)
+from aiordma.testing.scheduler import END_SECONDS, LINGER_SECONDS, Scheduler, SimulationError
 from aiordma.testing.simulated_loop import NEVER, NO_HOST, SECOND, Descriptors, numbers
 from aiordma.testing.simulation import Simulation, opened
 
@@ -59,45 +52,29 @@ class _Alarm:
         self._function()
 
 
-class GuestHost(_AsyncioEventLoop):
-    """A host, from boot to crash: what aiordma sees of the loop there.
+class GuestHost:
+    """A host's part of the loop, from boot to crash.
 
     Attributes:
         host: its number.
         number: one that no other has: for the package, each is a process of its own.
         is_lost: whether it has crashed.
+        time: returns its time, in seconds.
         tasks: those of the host, numbered.
+        descriptors: those that the package watches there.
     """
 
-    def __init__(self, guest: "Guest", host: int, name: str) -> None:
-        super().__init__(guest.loop)
+    def __init__(self, guest: "Guest", host: int) -> None:
         self.host = host
         self.number: int = next(numbers)
-        self.process = -self.number
         self.is_lost = False
         self.time: Callable[[], float] = guest.loop.time
+        self.tasks: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
+        self.descriptors = Descriptors()
         self._guest = guest
-        self._name = name
-        self._descriptors = Descriptors()
+        self._loop = guest.loop
         self._engine = _Alarm(guest, self.wake)
         self._is_awake = False
-        self.tasks: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
-
-    def __repr__(self) -> str:
-        return f"<{self._loop!r} on {self._name}>"
-
-    # -- for the package ------------------------------------------------------------------------
-
-    def watch(self, fd: int, callback: Callable[[], None]) -> None:
-        self._descriptors.add(fd, EVENT_READ, callback)
-
-    def unwatch(self, fd: int) -> None:
-        self._descriptors.remove(fd, EVENT_READ)
-
-    def _deliver_soon(self) -> None:
-        self._loop.call_soon(self._deliver)
-
-    # -- for `Host` -----------------------------------------------------------------------------
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
         """As asyncio's."""
@@ -136,13 +113,13 @@ class GuestHost(_AsyncioEventLoop):
     def _serve(self) -> None:
         self._is_awake = False
         lib.aiordma_simulated_turn()
-        for callback, args in self._descriptors.wanted(self._descriptors.take_ready()):
+        for callback, args in self.descriptors.wanted(self.descriptors.take_ready()):
             self._loop.call_soon(callback, *args)
 
     def end_turn(self) -> None:
         """Let the device do what a callback has given it to do."""
         self._engine.set(lib.aiordma_simulated_turn())
-        self._descriptors.wake()
+        self.descriptors.wake()
 
 
 class _Entered:
@@ -174,20 +151,28 @@ class Guest(Scheduler):
         super().__init__()
         self.loop = loop
         self._context = copy_context()
-        self._number: int = next(numbers)  # of the process that has no host
+        self._nobody = GuestHost(self, NO_HOST)
         self._is_open = False
         self._network = _Alarm(self, lambda: None)  # its time has passed: it has delivered
         self._own = loop.call_soon, loop.call_later, loop.call_at, loop.create_task
+        self._replaced: dict[str, Callable[..., object]] = {
+            "call_soon": self._soon,
+            "call_soon_threadsafe": self._soon,  # there are no threads
+            "call_later": self._later,
+            "call_at": self._at,
+            "create_task": self._make_task,
+            "add_reader": self._add_reader,
+            "remove_reader": self._remove_reader,
+        }
 
     def new_loop(self, host: int, name: str) -> GuestHost:  # type: ignore[override]
         """Make what stands for the loop on a host that comes up."""
-        return GuestHost(self, host, name)
+        return GuestHost(self, host)
 
     def begin(self) -> None:
-        """Take the place of the system, and of the loop's calls that schedule callbacks."""
-        loop: Any = self.loop
-        loop.call_soon, loop.call_later, loop.call_at = self._soon, self._later, self._at
-        loop.create_task = self._make_task
+        """Take the place of the system, and of some of the loop's methods."""
+        for name, method in self._replaced.items():
+            setattr(self.loop, name, method)
         self.take_system()
         self._is_open = True
         self.pass_time()
@@ -195,8 +180,16 @@ class Guest(Scheduler):
     def close(self) -> None:
         """Give back what `begin` has taken."""
         self._is_open = False
-        del self.loop.call_soon, self.loop.call_later, self.loop.call_at, self.loop.create_task
+        for name in self._replaced:
+            delattr(self.loop, name)
         self.leave()
+
+    def adopt(self, loop: GuestHost) -> None:  # type: ignore[override]
+        """Let the current task be the host's, and those that it makes."""
+        _current.set(loop)
+        if (task := asyncio.current_task()) is not None:
+            loop.tasks[task] = next(self._order)
+        self.enter(loop)
 
     def freeze(self, host: int) -> None:
         """Raise SimulationError: the turns are the loop's."""
@@ -233,6 +226,13 @@ class Guest(Scheduler):
             host.tasks[task] = next(self._order)
         return task
 
+    def _add_reader(self, fd: int, callback: Callable[..., object], *args: Any) -> None:
+        if (host := system.guest) is not None:
+            host.descriptors.add(fd, EVENT_READ, callback, args)
+
+    def _remove_reader(self, fd: int) -> bool:
+        return system.guest is not None and system.guest.descriptors.remove(fd, EVENT_READ)
+
     def call_soon(self, host: GuestHost, callback: Callable[[], None]) -> None:
         """Call a function soon, on a host."""
         context = self._context.copy()
@@ -254,13 +254,10 @@ class Guest(Scheduler):
             self.now = now
             lib.aiordma_simulated_advance(now)
 
-    def _enter_host(self, host: GuestHost | None) -> None:
-        self._current = NO_HOST if host is None else host.host
-        number = self._number if host is None else host.number
-        lib.aiordma_simulated_enter(self._current)
-        enter_process(-number, ENGINE_PROCESSES + number)
-        system.now = self.loop.time
-        system.guest = host
+    def enter(self, loop: GuestHost) -> None:  # type: ignore[override]
+        """Be the host from now on."""
+        super().enter(loop)  # type: ignore[arg-type]
+        system.guest = None if loop is self._nobody else loop
 
     def turn(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
         """Run a callback of the loop on the host that it belongs to. What a host has scheduled
@@ -271,17 +268,18 @@ class Guest(Scheduler):
             return
         self.pass_time()
         host = _current.get()
-        host = None if host is None or host.is_lost else host
-        self._enter_host(host)
+        if host is None or host.is_lost:
+            host = self._nobody
+        self.enter(host)
         try:
             callback(*args)
         finally:
             if self._is_open:
-                self._end_turn(host)
+                self._end_turn()
 
-    def _end_turn(self, host: GuestHost | None) -> None:
-        if host is not None:
-            host.end_turn()
+    def _end_turn(self) -> None:
+        if system.guest is not None:
+            system.guest.end_turn()
         self._current = NO_HOST
         while self._after_turn:
             self._after_turn.pop(0)()
@@ -312,8 +310,8 @@ async def simulated_network(
     """Open simulated hosts and their network on the running event loop, another simulation's: one
     that has virtual time, and neither descriptors nor threads.
 
-    The time and the order of callbacks are the loop's. `Host.run` makes a task of a host; the tasks
-    that it makes are the host's, too.
+    The time and the order of callbacks are the loop's. `Host.run` makes a task of a host, and
+    `Host.enter` gives a task to it; the tasks that these make are the host's, too.
 
     Args:
         seed: decides what the network leaves open, as of `simulate`. Take the loop's own.

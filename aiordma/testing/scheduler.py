@@ -16,7 +16,7 @@ from aiordma._base.system import enter_process, system
 from aiordma._native import ffi, lib, set_engine_process
 from aiordma.testing.simulated_loop import MOST_EVENTS, NEVER, NO_HOST, SECOND, SimulatedLoop
 
-__all__ = ("OwnershipError", "Scheduler", "SimulationError")
+__all__ = ("END_SECONDS", "LINGER_SECONDS", "OwnershipError", "Scheduler", "SimulationError")
 
 END_SECONDS = 300.0
 """Virtual time that tasks have to end when they are cancelled."""
@@ -161,6 +161,10 @@ class Scheduler:
             for i in range(count):
                 if (loop := self.loops.get(self._hosts[i])) is not None:
                     self.wake(loop)
+
+    def adopt(self, loop: SimulatedLoop) -> None:
+        """Raise SimulationError: a host's loop runs the host's tasks only."""
+        raise SimulationError("enter() is for hosts of simulated_network: here, run() the program")
 
     def freeze(self, host: int) -> None:
         """Give the host's loop no turns."""

@@ -12,7 +12,16 @@ from weakref import WeakKeyDictionary
 from aiordma._loop.private import leave_the_system, timers
 from aiordma._native import ffi, lib
 
-__all__ = ("MOST_EVENTS", "NEVER", "NO_HOST", "SECOND", "SimulatedLoop", "Turns", "numbers")
+__all__ = (
+    "MOST_EVENTS",
+    "NEVER",
+    "NO_HOST",
+    "SECOND",
+    "Descriptors",
+    "SimulatedLoop",
+    "Turns",
+    "numbers",
+)
 
 Result = TypeVar("Result")
 

@@ -25,7 +25,7 @@ from aiordma._loop.private import running_asyncio_loop
 from aiordma._native import ffi, lib
 from aiordma.testing.choices import Choices, ScenarioRandom, shorten
 from aiordma.testing.scheduler import OwnershipError, Scheduler, SimulationError
-from aiordma.testing.simulated_loop import NO_HOST, SECOND
+from aiordma.testing.simulated_loop import NO_HOST, SECOND, SimulatedLoop
 
 __all__ = (
     "Host",
@@ -137,9 +137,7 @@ class Host:
         Raises:
             SimulationError: the host is down.
         """
-        loop = self._scheduler.loops.get(self.number)
-        if loop is None:
-            raise SimulationError(f"{self} is down: boot() it first")
+        loop = self._loop()
         caller = asyncio.get_running_loop()
         future: _Outcome[Result] = _Outcome(loop=caller)
         self._outcomes.append(future)
@@ -170,6 +168,21 @@ class Host:
 
         loop.call_soon(begin)
         return future
+
+    def enter(self) -> None:
+        """Let the current task be the host's from now on, and those that it makes: a task of
+        another simulation's own host (`simulated_network`).
+
+        Raises:
+            SimulationError: the host is down, or this is no task on another simulation's loop.
+        """
+        self._scheduler.adopt(self._loop())
+
+    def _loop(self) -> SimulatedLoop:
+        loop = self._scheduler.loops.get(self.number)
+        if loop is None:
+            raise SimulationError(f"{self} is down: boot() it first")
+        return loop
 
     def crash(self) -> None:
         """Take the power away: its tasks run no more, its memory is gone, and no peer is told.
@@ -220,10 +233,7 @@ class Host:
         """
         if not 0 < rate < math.inf:
             raise ValueError(f"rate={rate}: it must be positive")
-        loop = self._scheduler.loops.get(self.number)
-        if loop is None:
-            raise SimulationError(f"{self} is down: boot() it first")
-        loop.set_rate(rate)
+        self._loop().set_rate(rate)
 
 
 _Outcomes = list[_Outcome[Any]]

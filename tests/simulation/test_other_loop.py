@@ -8,7 +8,7 @@ import pytest
 
 import aiordma
 from aiordma.streams import open_connection, start_server
-from aiordma.testing import Host, Simulation, SimulationError, simulated_network
+from aiordma.testing import Host, Simulation, SimulationError, simulate, simulated_network
 from tests.simulation.other_loop import OtherLoop
 from tests.simulation.planted import PLANTED
 from tests.simulation.test_planted_faults import FOUND
@@ -21,9 +21,7 @@ PORT = 7471
 SEEDS = 50
 
 
-def run(
-    scenario: Callable[[Simulation], Coroutine[Any, Any, Result]], seed: int = 0
-) -> Result:
+def run(scenario: Callable[[Simulation], Coroutine[Any, Any, Result]], seed: int = 0) -> Result:
     async def main() -> Result:
         async with simulated_network(seed=seed) as simulation:
             return await scenario(simulation)
@@ -159,6 +157,32 @@ def test_the_program_of_a_crashed_host_has_no_device_any_more() -> None:
         await client.run(crash)
 
     run(scenario)
+
+
+def test_a_task_that_enters_a_host_is_the_hosts() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        _, client = await two_hosts(simulation)
+
+        async def program() -> bytes:
+            client.enter()
+            return await asyncio.create_task(ask("server"))
+
+        assert await asyncio.create_task(program()) == b"hello"
+
+        async def enter() -> None:
+            client.enter()
+
+        client.crash()
+        with pytest.raises(SimulationError, match="is down"):
+            await asyncio.create_task(enter())
+
+    run(scenario)
+
+    async def elsewhere(simulation: Simulation) -> None:
+        with pytest.raises(SimulationError, match="run"):
+            simulation.host().enter()
+
+    simulate(elsewhere)
 
 
 def test_what_is_the_loops_own_is_refused() -> None:
