@@ -65,12 +65,12 @@ class GuestHost:
     """
 
     def __init__(self, guest: "Guest", host: int) -> None:
-        self.host = host
+        self.host: int = host
         self.number: int = next(numbers)
-        self.is_lost = False
+        self.is_lost: bool = False
         self.time: Callable[[], float] = guest.loop.time
         self.tasks: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
-        self.descriptors = Descriptors()
+        self.descriptors: Descriptors = Descriptors()
         self._guest = guest
         self._loop = guest.loop
         self._engine = _Alarm(guest, self.wake)

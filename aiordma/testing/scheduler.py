@@ -114,7 +114,7 @@ class Scheduler:
     def begin(self) -> None:
         """Take the place of the system, and make the scenario's loop."""
         self.take_system()
-        self.own = SimulatedLoop(self, NO_HOST, "the scenario")
+        self.own: SimulatedLoop = SimulatedLoop(self, NO_HOST, "the scenario")
 
     def new_loop(self, host: int, name: str) -> SimulatedLoop:
         """Make the loop of a host that comes up."""

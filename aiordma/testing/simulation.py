@@ -502,8 +502,8 @@ def simulated(
 
     A run that fails is shortened: some of what its seed decides is replaced by the default (no
     packet late or lost, turns in order) while it still fails at the same line, in at most 200 runs
-    and about 10 s. The test raises the error of the shortest one; its notes say how to run it
-    again.
+    and about 10 s of processor time. The test raises the error of the shortest one; its notes say
+    how to run it again.
 
     Args:
         seeds: how many.

@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from aiordma import streams
 from aiordma.testing import Host, Simulation, simulated_network
@@ -19,7 +19,7 @@ WAYS = 2 / 3
 """A request and its answer take six ways over RDMA, and four over TCP: latencies are so much
 shorter that the programs' time limits mean the same."""
 
-Main = Callable[..., Awaitable[Any]]
+Main = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class Network:
@@ -72,7 +72,8 @@ def _before(kind: Any, name: str, ours: Callable[..., object]) -> None:
 
 
 def simloop() -> None:
-    net, explorer = import_module("simloop._net"), import_module("simloop._explore")
+    net: Any = import_module("simloop._net")
+    explorer: Any = import_module("simloop._explore")
     run_once = explorer.run_once
 
     def run(loop: Any, function: Main) -> Any:
@@ -102,10 +103,11 @@ def simloop() -> None:
 
 
 def simloom() -> None:
-    root, world, net = map(import_module, ("simloom", "simloom._world", "simloom._net"))
+    names = "simloom", "simloom._world", "simloom._net"
+    root, world, net = map(cast("Callable[[str], Any]", import_module), names)
 
     def inside(main: Main) -> Main:
-        def begin(network: Network, given: Any) -> Awaitable[Any]:
+        def begin(network: Network, given: Any) -> Coroutine[Any, Any, Any]:
             network.link(given.net._min_delay, given.net._max_delay)
             return main(given)
 
@@ -149,4 +151,4 @@ def simloom() -> None:
 
 
 {"simloop": simloop, "simloom": simloom}[PLUGIN]()
-asyncio.open_connection = streams.open_connection  # type: ignore[assignment]
+asyncio.open_connection = streams.open_connection
