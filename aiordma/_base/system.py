@@ -17,12 +17,14 @@ __all__ = ("enter_process", "set_nonblocking", "system")
 
 class _System:
     """The clock of time limits, in seconds, the module with getaddrinfo, and whether they
-    are a simulation's. A simulation has no threads and no real devices."""
+    are a simulation's. A simulation has no threads and no real devices. guest: the simulated host
+    that runs, where the hosts share an event loop; else None."""
 
     def __init__(self) -> None:
         self.now: Callable[[], float] = time.monotonic
         self.names: Any = socket
         self.is_simulated: bool = False
+        self.guest: Any = None
 
 
 system: _System = _System()

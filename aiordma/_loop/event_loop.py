@@ -20,6 +20,7 @@ import anyio.lowlevel
 
 from aiordma._base.errors import EventLoopError
 from aiordma._base.process import here, require_same_process
+from aiordma._base.system import system
 from aiordma._loop.polling import PollingEventLoop
 from aiordma._loop.private import expect_unfinished, is_nested, running_asyncio_loop
 from aiordma._native import Waiter as AsyncioWaiter
@@ -507,11 +508,14 @@ def _trio_here() -> Any:
 
 
 def running_loop() -> object:
-    """Return what identifies the event loop that runs here: asyncio's loop, or trio's token.
+    """Return what identifies the event loop that runs here: asyncio's loop, or trio's token, or a
+    simulated host's part of the loop.
 
     Raises:
         RuntimeError: no asyncio or trio loop is running here.
     """
+    if system.guest is not None:
+        return system.guest
     trio = _trio_here()
     return asyncio.get_running_loop() if trio is None else trio.lowlevel.current_trio_token()
 

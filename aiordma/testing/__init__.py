@@ -11,6 +11,7 @@ By default they use the software device, so such tests run on every machine::
 """
 
 from aiordma.testing.faults import Fault, Faults
+from aiordma.testing.guest import simulated_network
 from aiordma.testing.leaks import software_objects
 from aiordma.testing.pairs import (
     Fabric,
@@ -41,6 +42,7 @@ __all__ = (
     "serving_listener",
     "simulate",
     "simulated",
+    "simulated_network",
     "software_objects",
     "stream_pair",
 )

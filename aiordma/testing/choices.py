@@ -21,7 +21,7 @@ __all__ = ("Choices", "ScenarioRandom", "shorten")
 
 MOST_RUNS = 200
 MOST_SECONDS = 10.0
-"""A failing run is shortened for so long: it may itself take long."""
+"""Of the processor: so a run is shortened alike on a machine that does much else."""
 
 KINDS = "trdlpcs"
 """Letters for enum aiordma_simulated_choice: turn, ready, delay, loss, placing, completion,
@@ -155,7 +155,7 @@ def shorten(
     """
     manner = _manner(error)
     limit = 2 * choices.now + 1
-    ends = time.monotonic() + MOST_SECONDS
+    ends = time.process_time() + MOST_SECONDS
     runs = 0
 
     def failure(kept: Iterable[Range]) -> tuple[Choices, Exception] | None:
@@ -179,7 +179,7 @@ def shorten(
     if (found := failure(())) is not None:
         shortest, kept = found, set()
     untried, has_changed = kept, False
-    while untried and runs < MOST_RUNS and time.monotonic() < ends:
+    while untried and runs < MOST_RUNS and time.process_time() < ends:
         largest = max(sorted(untried), key=lambda each: each[2] - each[1])
         untried, without = untried - {largest}, kept - {largest}
         if (found := failure(without)) is not None:

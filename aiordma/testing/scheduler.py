@@ -16,7 +16,7 @@ from aiordma._base.system import enter_process, system
 from aiordma._native import ffi, lib, set_engine_process
 from aiordma.testing.simulated_loop import MOST_EVENTS, NEVER, NO_HOST, SECOND, SimulatedLoop
 
-__all__ = ("OwnershipError", "Scheduler", "SimulationError")
+__all__ = ("END_SECONDS", "LINGER_SECONDS", "OwnershipError", "Scheduler", "SimulationError")
 
 END_SECONDS = 300.0
 """Virtual time that tasks have to end when they are cancelled."""
@@ -75,6 +75,7 @@ class Scheduler:
     """See the module.
 
     Attributes:
+        own: the scenario's loop.
         now: nanoseconds of the simulation's time.
         names: the hosts' names, by their numbers.
         addresses: the hosts' addresses, by their names.
@@ -104,11 +105,20 @@ class Scheduler:
         self._order = itertools.count()
         self._outside: tuple[int, int, Callable[[], float]] = (0, 0, system.now)
 
-    def begin(self) -> None:
+    def take_system(self) -> None:
         """Take the place of the system: the clock, the process, names, threads."""
         self._outside = here.pid, set_engine_process(ENGINE_PROCESSES), system.now
         system.names = self
         system.is_simulated = True
+
+    def begin(self) -> None:
+        """Take the place of the system, and make the scenario's loop."""
+        self.take_system()
+        self.own: SimulatedLoop = SimulatedLoop(self, NO_HOST, "the scenario")
+
+    def new_loop(self, host: int, name: str) -> SimulatedLoop:
+        """Make the loop of a host that comes up."""
+        return SimulatedLoop(self, host, name)
 
     def getaddrinfo(
         self, host: str | None, port: int | str | None, family: int = 0, *others: int
@@ -152,6 +162,18 @@ class Scheduler:
                 if (loop := self.loops.get(self._hosts[i])) is not None:
                     self.wake(loop)
 
+    def adopt(self, loop: SimulatedLoop) -> None:
+        """Raise SimulationError: a host's loop runs the host's tasks only."""
+        raise SimulationError("enter() is for hosts of simulated_network: here, run() the program")
+
+    def freeze(self, host: int) -> None:
+        """Give the host's loop no turns."""
+        self.frozen.add(host)
+
+    def thaw(self, host: int) -> None:
+        """Give it turns again."""
+        self.frozen.discard(host)
+
     # -- turns ---------------------------------------------------------------------------------
 
     def between_turns(self, host: int, call: Callable[[], None]) -> None:
@@ -166,15 +188,18 @@ class Scheduler:
         """Be the loop's host from now on: its process, its device, its clock."""
         self._current = loop.host
         lib.aiordma_simulated_enter(loop.host)
-        enter_process(-loop.process, ENGINE_PROCESSES + loop.process)
+        enter_process(-loop.number, ENGINE_PROCESSES + loop.number)
         system.now = loop.time
 
     def leave(self) -> None:
-        """Be no host, and the process outside."""
+        """Be no host, and the process outside. Give back what `take_system` has taken."""
         self._current = NO_HOST
         lib.aiordma_simulated_enter(NO_HOST)
         enter_process(*self._outside[:2])
         system.now = self._outside[2]
+        system.guest = None
+        system.names = socket
+        system.is_simulated = False
 
     def _next(self) -> int:
         """When the next timer or arrival is."""
@@ -273,9 +298,9 @@ class Scheduler:
 
     # -- the end -------------------------------------------------------------------------------
 
-    def end_tasks(self, own: SimulatedLoop) -> None:
-        """Cancel all tasks, of `own` and of the hosts, and run until they have ended."""
-        loops = [own, *self.loops.values()]
+    def end_tasks(self) -> None:
+        """Cancel all tasks, the scenario's and the hosts', and run until they have ended."""
+        loops = [self.own, *self.loops.values()]
         self.frozen.clear()
         for loop in loops:
             self.enter(loop)
@@ -289,11 +314,9 @@ class Scheduler:
             while self.now < end:
                 self.step()
 
-    def close(self, own: SimulatedLoop) -> None:
+    def close(self) -> None:
         """Close the loops, and what is open on them. Be outside again."""
-        for loop in (own, *self.loops.values()):
+        for loop in (self.own, *self.loops.values()):
             self.enter(loop)
             loop.close()
         self.leave()
-        system.names = socket
-        system.is_simulated = False

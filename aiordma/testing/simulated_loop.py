@@ -12,7 +12,16 @@ from weakref import WeakKeyDictionary
 from aiordma._loop.private import leave_the_system, timers
 from aiordma._native import ffi, lib
 
-__all__ = ("MOST_EVENTS", "NEVER", "NO_HOST", "SECOND", "SimulatedLoop", "Turns")
+__all__ = (
+    "MOST_EVENTS",
+    "NEVER",
+    "NO_HOST",
+    "SECOND",
+    "Descriptors",
+    "SimulatedLoop",
+    "Turns",
+    "numbers",
+)
 
 Result = TypeVar("Result")
 
@@ -23,7 +32,9 @@ NO_HOST = -1
 MOST_EVENTS = 64
 EPOLLIN, EPOLLOUT = 1, 4
 
-_processes: Iterator[int] = itertools.count(1)
+Wanted = tuple[Callable[..., object], tuple[Any, ...]]
+
+numbers: Iterator[int] = itertools.count(1)
 
 
 class Turns(Protocol):
@@ -57,30 +68,84 @@ class _NoTurns:
         pass
 
 
+class Descriptors:
+    """The descriptors of the current host that its loop watches."""
+
+    def __init__(self) -> None:
+        self._selector: int | None = None
+        self._callbacks: dict[int, dict[int, Wanted]] = {}
+        self._fds = ffi.new("int[]", MOST_EVENTS)
+        self._events = ffi.new("uint32_t[]", MOST_EVENTS)
+
+    def _watch(self, fd: int) -> None:
+        if self._selector is None:
+            self._selector = lib.aiordma_simulated_selector()
+        wanted = self._callbacks.get(fd, {})
+        events = EPOLLIN * (EVENT_READ in wanted) | EPOLLOUT * (EVENT_WRITE in wanted)
+        error = lib.aiordma_simulated_watch(self._selector, fd, events)
+        if error and events:
+            raise OSError(error, f"{os.strerror(error)}: descriptor {fd} is none of this host's")
+
+    def add(
+        self, fd: int, event: int, callback: Callable[..., object], args: tuple[Any, ...] = ()
+    ) -> None:
+        """Call the callback when the descriptor is readable or writable."""
+        self._callbacks.setdefault(fd, {})[event] = callback, args
+        self._watch(fd)
+
+    def remove(self, fd: int, event: int) -> bool:
+        """Undo `add`. Return whether there was one."""
+        wanted = self._callbacks.get(fd, {})
+        if wanted.pop(event, None) is None:
+            return False
+        self._watch(fd)
+        if not wanted:
+            del self._callbacks[fd]
+        return True
+
+    def take_ready(self) -> list[tuple[int, int]]:
+        """Return the descriptors that are ready, in an order that the seed decides."""
+        if self._selector is None:
+            return []
+        fds, events = self._fds, self._events
+        count = lib.aiordma_simulated_ready(self._selector, fds, events, MOST_EVENTS)
+        return [(fds[i], events[i]) for i in range(count)]
+
+    def wanted(self, ready: Sequence[tuple[int, int]]) -> Iterator[Wanted]:
+        """Yield the callbacks of descriptors that are ready."""
+        for fd, events in ready:
+            wanted = self._callbacks.get(fd, {})
+            for event, others in ((EVENT_READ, EPOLLOUT), (EVENT_WRITE, EPOLLIN)):
+                if event in wanted and events & ~others:
+                    yield wanted[event]
+
+    def wake(self) -> None:
+        """Let the network count the host as awake if a descriptor is ready still."""
+        if self._selector is not None:
+            lib.aiordma_simulated_wake(self._selector)
+
+
 class SimulatedLoop(asyncio.BaseEventLoop):
     """See the module.
 
     Attributes:
         host: the number of its host; NO_HOST: it has none, and no device.
-        process: a number that no other loop has: for the package, each is a process of its own.
+        number: one that no other loop has: for the package, each is a process of its own.
         is_awake: whether it waits for a turn.
     """
 
     def __init__(self, turns: Turns, host: int, name: str) -> None:
         super().__init__()
         self.host = host
-        self.process: int = next(_processes)
+        self.number: int = next(numbers)
         self.is_awake = False
         self._turns: Turns = turns
         self._name = name
         self._rate = 1.0
         self._offset = 0.0
         self._engine_is_due = NEVER
-        self._descriptors: int | None = None
-        self._callbacks: dict[int, dict[int, tuple[Callable[..., object], tuple[Any, ...]]]] = {}
-        self._fds = ffi.new("int[]", MOST_EVENTS)
-        self._events = ffi.new("uint32_t[]", MOST_EVENTS)
-        leave_the_system(self, self._take_ready, self._serve)
+        self._descriptors = Descriptors()
+        leave_the_system(self, self._descriptors.take_ready, self._serve)
         self._tasks: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
         self._numbers = itertools.count()
         self.set_exception_handler(turns.failed)
@@ -169,64 +234,30 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     # -- descriptors ---------------------------------------------------------------------------
 
-    def _watch(self, fd: int) -> None:
-        if self._descriptors is None:
-            self._descriptors = lib.aiordma_simulated_selector()
-        wanted = self._callbacks.get(fd, {})
-        events = EPOLLIN * (EVENT_READ in wanted) | EPOLLOUT * (EVENT_WRITE in wanted)
-        error = lib.aiordma_simulated_watch(self._descriptors, fd, events)
-        if error and events:
-            raise OSError(error, f"{os.strerror(error)}: descriptor {fd} is none of this host's")
-
-    def _add(self, fd: int, event: int, callback: Callable[..., object], args: Any) -> None:
-        self._callbacks.setdefault(fd, {})[event] = callback, args
-        self._watch(fd)
-
-    def _remove(self, fd: int, event: int) -> bool:
-        wanted = self._callbacks.get(fd, {})
-        if wanted.pop(event, None) is None:
-            return False
-        self._watch(fd)
-        if not wanted:
-            del self._callbacks[fd]
-        return True
-
     def add_reader(  # type: ignore[override]
         self, fd: Any, callback: Callable[..., Any], *args: Any
     ) -> None:
         """As asyncio's, for a descriptor of the host's."""
-        self._add(fd, EVENT_READ, callback, args)
+        self._descriptors.add(fd, EVENT_READ, callback, args)
 
     def remove_reader(self, fd: Any) -> bool:
         """As asyncio's."""
-        return self._remove(fd, EVENT_READ)
+        return self._descriptors.remove(fd, EVENT_READ)
 
     def add_writer(  # type: ignore[override]
         self, fd: Any, callback: Callable[..., Any], *args: Any
     ) -> None:
         """As asyncio's, for a descriptor of the host's."""
-        self._add(fd, EVENT_WRITE, callback, args)
+        self._descriptors.add(fd, EVENT_WRITE, callback, args)
 
     def remove_writer(self, fd: Any) -> bool:
         """As asyncio's."""
-        return self._remove(fd, EVENT_WRITE)
-
-    def _take_ready(self) -> list[tuple[int, int]]:
-        """Return the host's descriptors that are ready, in an order that the seed decides."""
-        if self._descriptors is None:
-            return []
-        fds, events = self._fds, self._events
-        count = lib.aiordma_simulated_ready(self._descriptors, fds, events, MOST_EVENTS)
-        return [(fds[i], events[i]) for i in range(count)]
+        return self._descriptors.remove(fd, EVENT_WRITE)
 
     def _serve(self, ready: Sequence[tuple[int, int]]) -> None:
         """Schedule the callbacks of descriptors that are ready."""
-        for fd, events in ready:
-            wanted = self._callbacks.get(fd, {})
-            for event, others in ((EVENT_READ, EPOLLOUT), (EVENT_WRITE, EPOLLIN)):
-                if event in wanted and events & ~others:
-                    callback, args = wanted[event]
-                    self.call_soon(callback, *args)
+        for callback, args in self._descriptors.wanted(ready):
+            self.call_soon(callback, *args)
 
     # -- turns ---------------------------------------------------------------------------------
 
@@ -245,5 +276,4 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if due not in (NEVER, self._engine_is_due):
             self._turns.wake_at(due, self)
         self._engine_is_due = due
-        if self._descriptors is not None:
-            lib.aiordma_simulated_wake(self._descriptors)
+        self._descriptors.wake()

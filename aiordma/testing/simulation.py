@@ -102,7 +102,7 @@ class Host:
                 self.number, ffi.cast("struct sockaddr *", packed)
             )
             check_positive_errno(error, "aiordma_simulated_address")
-        scheduler.loops[self.number] = SimulatedLoop(scheduler, self.number, repr(self))
+        scheduler.loops[self.number] = scheduler.new_loop(self.number, repr(self))
 
     def __repr__(self) -> str:
         return f"host {self.name} ({', '.join(self.addresses)})"
@@ -137,9 +137,7 @@ class Host:
         Raises:
             SimulationError: the host is down.
         """
-        loop = self._scheduler.loops.get(self.number)
-        if loop is None:
-            raise SimulationError(f"{self} is down: boot() it first")
+        loop = self._loop()
         caller = asyncio.get_running_loop()
         future: _Outcome[Result] = _Outcome(loop=caller)
         self._outcomes.append(future)
@@ -171,6 +169,21 @@ class Host:
         loop.call_soon(begin)
         return future
 
+    def enter(self) -> None:
+        """Let the current task be the host's from now on, and those that it makes: a task of
+        another simulation's own host (`simulated_network`).
+
+        Raises:
+            SimulationError: the host is down, or this is no task on another simulation's loop.
+        """
+        self._scheduler.adopt(self._loop())
+
+    def _loop(self) -> SimulatedLoop:
+        loop = self._scheduler.loops.get(self.number)
+        if loop is None:
+            raise SimulationError(f"{self} is down: boot() it first")
+        return loop
+
     def crash(self) -> None:
         """Take the power away: its tasks run no more, its memory is gone, and no peer is told.
 
@@ -194,19 +207,19 @@ class Host:
             return
         self._note("boots")
         lib.aiordma_simulated_boot(self.number)
-        self._scheduler.frozen.discard(self.number)
-        self._scheduler.loops[self.number] = SimulatedLoop(self._scheduler, self.number, repr(self))
+        self._scheduler.thaw(self.number)
+        self._scheduler.loops[self.number] = self._scheduler.new_loop(self.number, repr(self))
 
     def freeze(self) -> None:
         """Stop its program and its device, as of a virtual machine that is paused. What the network
         delivers waits."""
         self._note("freezes")
-        self._scheduler.frozen.add(self.number)
+        self._scheduler.freeze(self.number)
 
     def thaw(self) -> None:
         """Let it go on."""
         self._note("thaws")
-        self._scheduler.frozen.discard(self.number)
+        self._scheduler.thaw(self.number)
 
     def set_clock_rate(self, rate: float) -> None:
         """Let the host's clock run faster or slower from now on.
@@ -220,10 +233,7 @@ class Host:
         """
         if not 0 < rate < math.inf:
             raise ValueError(f"rate={rate}: it must be positive")
-        loop = self._scheduler.loops.get(self.number)
-        if loop is None:
-            raise SimulationError(f"{self} is down: boot() it first")
-        loop.set_rate(rate)
+        self._loop().set_rate(rate)
 
 
 _Outcomes = list[_Outcome[Any]]
@@ -412,40 +422,39 @@ def _simulate(
     limit: float,
     any_order: bool = True,
 ) -> Result:
-    with opened(choices, any_order) as (scheduler, own):
-        return _run(scheduler, own, scenario, Simulation(scheduler, choices.seed), limit)
+    scheduler = Scheduler()
+    with opened(choices, scheduler, any_order):
+        return _run(scheduler, scenario, Simulation(scheduler, choices.seed), limit)
 
 
 @contextmanager
-def opened(choices: Choices, any_order: bool = True) -> Iterator[tuple[Scheduler, SimulatedLoop]]:
+def opened(choices: Choices, scheduler: Scheduler, any_order: bool = True) -> Iterator[None]:
     """Begin a simulation, and end it. Errors get notes."""
     software()
-    scheduler = Scheduler()
     kept = choices.for_c()
     error = lib.aiordma_simulation_begin(choices.seed, any_order, scheduler.posted, *kept)
     check_positive_errno(error, "aiordma_simulation_begin")
     scheduler.begin()
-    own = SimulatedLoop(scheduler, NO_HOST, "the scenario")
     try:
-        yield scheduler, own
+        yield
     except BaseException as error:
         choices.ran(scheduler.now / SECOND)
         _explain(error, scheduler, choices)
         raise
     finally:
-        scheduler.close(own)
+        scheduler.close()
         lib.aiordma_simulation_end()
 
 
 def _run(
     scheduler: Scheduler,
-    own: SimulatedLoop,
     scenario: Callable[[Simulation], Coroutine[Any, Any, Result]],
     simulation: Simulation,
     limit: float,
 ) -> Result:
-    scheduler.enter(own)
-    main: asyncio.Task[Result] = own.create_task(scenario(simulation), name="the scenario")
+    scheduler.enter(scheduler.own)
+    name = "the scenario"
+    main: asyncio.Task[Result] = scheduler.own.create_task(scenario(simulation), name=name)
     try:
         scheduler.run_until(main, limit)
         simulation._raise_unnoticed()
@@ -453,7 +462,7 @@ def _run(
         simulation._raise_unnoticed()
         raise
     finally:
-        scheduler.end_tasks(own)
+        scheduler.end_tasks()
     return main.result()
 
 
@@ -493,8 +502,8 @@ def simulated(
 
     A run that fails is shortened: some of what its seed decides is replaced by the default (no
     packet late or lost, turns in order) while it still fails at the same line, in at most 200 runs
-    and about 10 s. The test raises the error of the shortest one; its notes say how to run it
-    again.
+    and about 10 s of processor time. The test raises the error of the shortest one; its notes say
+    how to run it again.
 
     Args:
         seeds: how many.

@@ -13,6 +13,7 @@ from hypothesis.stateful import initialize
 import aiordma
 from aiordma.testing import Simulation, software_objects
 from aiordma.testing.choices import Choices
+from aiordma.testing.scheduler import Scheduler
 from aiordma.testing.simulation import opened
 from tests.connections import connect_to
 from tests.faults.machine import CLIENT, SERVER, SIDES, Machine, action
@@ -33,7 +34,8 @@ class TwoHosts:
 
     def __init__(self, seed: int, jitter: float, loss: float) -> None:
         self._stack = ExitStack()
-        self.scheduler, _ = self._stack.enter_context(opened(Choices(seed)))
+        self.scheduler = Scheduler()
+        self._stack.enter_context(opened(Choices(seed), self.scheduler))
         self.simulation = Simulation(self.scheduler, seed)
         self.reported: list[Any] = self.scheduler.failures
         self.hosts = [self.simulation.host(name) for name in ("client", "server")]

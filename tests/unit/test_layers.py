@@ -103,6 +103,7 @@ def test_only_the_event_loop_modules_import_an_event_loop() -> None:
         f"{PACKAGE}.streams.server",
         f"{PACKAGE}.streams.tls",
         f"{PACKAGE}.streams.transport",
+        f"{PACKAGE}.testing.guest",
         f"{PACKAGE}.testing.scheduler",
         f"{PACKAGE}.testing.simulated_loop",
         f"{PACKAGE}.testing.simulation",
