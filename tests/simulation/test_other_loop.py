@@ -227,3 +227,34 @@ def test_the_loop_and_the_device_are_given_back() -> None:
 
     OtherLoop(0).run(main())
     run(scenario)
+
+
+@pytest.mark.promise("Each await can be cancelled at each suspension")
+@pytest.mark.parametrize("after", [0, 0.5, 1, 1.5, 2, 2.5, 3, 5, 8])
+def test_a_cancelled_block_leaves_nothing(after: float) -> None:
+    """Before the block has begun, in it, and while its end waits for the hosts' tasks."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        own = loop.call_soon
+
+        async def block() -> None:
+            async with simulated_network() as simulation:
+                _, client = await two_hosts(simulation)
+                simulation.link(latency=0.25)
+                await client.run(ask, "server")
+
+        task = asyncio.create_task(block())
+        await asyncio.sleep(after)
+        was_over = task.done()
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            assert not was_over
+        assert loop.call_soon == own
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    loop = OtherLoop(0)
+    loop.run(main())
+    assert not loop.errors
