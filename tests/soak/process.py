@@ -58,8 +58,8 @@ def in_use_kib() -> float:
     return int(info.uordblks + info.hblkhd) / 1024
 
 
-MAY_WAIT = {"aiordma._loop.event_loop._Begun": 16}
-"""Tasks of a listener that wait for the next handshakes."""
+MAY_WAIT = {"aiordma._loop.event_loop._Begun": 16, "aiordma._native._engine.Waiter": 16}
+"""Tasks of a listener that wait for the next handshakes, and what they wait for."""
 
 
 def held() -> dict[str, int]:
