@@ -69,9 +69,9 @@ fuzz: venv
 
 ## make suites          other projects' tests on the streams' event loop and on asyncio's
 # It writes the results into build/suites, and summaries into docs/streams-suites.md, docs/dask.md
-# and docs/valkey.md. Then rdma-core's and Valkey's tests, and UCX, libfabric, Mooncake and roce-sim, on the
-# software device (docs/exec.md), the examples of simloop and simloom (with Python 3.12), Ray's tests
-# of transports (docs/arrays.md) and ours of Ray's, and tensors of jax, and of torch if that is
+# and docs/valkey.md. Then rdma-core's and Valkey's tests, and UCX, libfabric, Mooncake and roce-sim,
+# on the software device (docs/exec.md), Ray's tests of transports (docs/arrays.md), the examples of
+# simloop and simloom (with Python 3.12), ours of Ray, and tensors of jax, and of torch if that is
 # installed: it takes 4 GB.
 suites: venv
 	@.venv/bin/python -m tests.suites run --write

@@ -15,7 +15,7 @@ from aiordma.streams import connect_stream, listen_stream
 from aiordma.testing import Fault, Faults
 from tests.device.players import OWN_RECEIVES, REMOTE, Outcome, both_ways, connected, until
 from tests.devices import ADDRESS
-from tests.internals import ffi, software
+from tests.internals import SOFTWARE, ffi, software
 
 pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 
@@ -294,6 +294,10 @@ async def test_a_fatal_event_of_the_device_ends_its_connections(faults: Faults) 
         faults.raise_event(aiordma.verbs.AsyncEventType.DEVICE_FATAL)
         with pytest.raises(aiordma.DeviceEventError):
             await client.receive()
+    # It comes to the other built-in device, too, and would wait there for the next test.
+    with anyio.move_on_after(0.5), suppress(aiordma.RdmaError):
+        async with await aiordma.open_queue_pair(f"{SOFTWARE}_roce", gid_index=0) as other:
+            await other.ended()
 
 
 async def test_the_same_seed_strikes_the_same(faults: Faults) -> None:
