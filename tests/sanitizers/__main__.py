@@ -55,6 +55,12 @@ PRELOADED = (
     "tests/unit/test_software_dmabuf.py::test_pages_that_the_kernel_does_not_copy_are_accessed",
 )
 
+# Its process ends by a fault, which the sanitizers report as their own.
+FAULTING = (
+    "tests/simulation/test_simulation.py::"
+    "test_a_fault_elsewhere_still_ends_a_process_that_guards_memory",
+)
+
 # They wait until freed memory is used again, which the sanitizers put off.
 REUSED = (
     "tests/unit/test_completion_channel.py::test_address_of_a_closed_queue_names_the_new_one",
@@ -122,6 +128,7 @@ ADDRESS = Sanitizer(
         # own tracer at such a process's exit ("Tracer caught signal 11"), and the status is its own
         # then: 0, by LSAN_OPTIONS.
         *STATUS,
+        *FAULTING,
         *REUSED,
     ),
     {
@@ -163,6 +170,7 @@ THREAD = Sanitizer(
         # The runtime has a thread of its own, which wakes all the time.
         "tests/unit/test_software_progress.py::test_idle_connection_wakes_no_thread",
         "tests/unit/test_software_identifiers.py::test_idle_connection_stops_the_dead_peer_check",
+        *FAULTING,
         *REUSED,
     ),
     {"race": (0, "data race")},

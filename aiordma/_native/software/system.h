@@ -57,7 +57,7 @@ struct sw_system_calls {
     uint32_t (*late)(uint32_t size); /* how many bytes of a WRITE are placed after its last ones */
     uint32_t (*completion_delay)(void); /* milliseconds */
     void (*posted)(uint64_t wr_id, uint32_t qp_num);
-    /* A program misused memory. kind: CHANGED, TWICE or DENIED, of simulation.h. */
+    /* A program misused memory. kind: CHANGED, TWICE, ACCESSED or DENIED, of simulation.h. */
     void (*misused)(int kind, uint64_t wr_id, uint32_t qp_num, uint32_t size);
 
     int (*getifaddrs)(struct ifaddrs **addresses);
