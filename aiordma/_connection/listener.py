@@ -158,7 +158,7 @@ class Listener(AbstractListener[Connection]):
         Cancellation: no peer is lost; the next call returns it.
         """
         self._endpoint.require_here()
-        return await self._endpoint.request()
+        return ConnectionRequest(await self._endpoint.request())
 
     def __aiter__(self) -> Self:
         return self
