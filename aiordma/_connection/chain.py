@@ -18,8 +18,6 @@ from aiordma._requests.request import WorkRequest, fail_all
 from aiordma.verbs import MemoryWindow, SendWork
 from aiordma.verbs.memory import MemorySlice
 
-__all__ = ("Chain",)
-
 _READ = int(WorkRequestOpcode.RDMA_READ)
 
 

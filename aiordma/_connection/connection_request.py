@@ -17,8 +17,6 @@ from aiordma._connection.connection import Connection
 from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.incoming import IncomingRequest
 
-__all__ = ("ConnectionRequest",)
-
 
 class ConnectionRequest:
     """A peer that wants to connect: `accept`, `prepare` or `reject` it, once."""

@@ -64,15 +64,6 @@ from aiordma._runtime.identifiers import ROUTE_TIMEOUT_MS, drop, milliseconds
 from aiordma._runtime.reactor import Reactor, reactor_of
 from aiordma.verbs.identifier import Event, Identifier
 
-__all__ = (
-    "Attempt",
-    "LocalAddresses",
-    "connect",
-    "failed_event",
-    "failed_handshake",
-    "prepare_connection",
-)
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 _S = ConnectionState

@@ -21,8 +21,6 @@ from aiordma.verbs.dmabuf import checked_part
 from aiordma.verbs.gpu_memory import register_anywhere
 from aiordma.verbs.memory import MemoryRegion
 
-__all__ = ("Domain", "DomainArgument", "DomainChoice")
-
 
 class Domain(AsyncResource):
     """A protection domain (`ibv_pd`), for the connections that are opened with `domain=`.

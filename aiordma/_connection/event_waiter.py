@@ -9,8 +9,6 @@ from aiordma._base.errors import MulticastError, UnreachableError, detached
 from aiordma._connection.connector import failed_event
 from aiordma.verbs.identifier import Event
 
-__all__ = ("EventWaiter", "failure_of")
-
 _FAILURES = (
     CmEventType.ADDR_ERROR,
     CmEventType.ROUTE_ERROR,

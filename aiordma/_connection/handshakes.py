@@ -23,8 +23,6 @@ from aiordma._connection.connection import Connection
 from aiordma._connection.incoming import IncomingRequest
 from aiordma._loop.event_loop import EventLoop, Timer, Waiter
 
-__all__ = ("Acceptance", "Establish", "Handshakes", "Take")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 LOOK_SECONDS = 0.005

@@ -34,8 +34,6 @@ from aiordma._runtime.reactor import AtLoopEnd, Reactor
 from aiordma._runtime.teardown import Phase
 from aiordma.verbs.identifier import Event, Identifier
 
-__all__ = ("IncomingRequest", "RequestTally")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 _warned: set[str] = set()

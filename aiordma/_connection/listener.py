@@ -27,8 +27,6 @@ from aiordma._connection.handshakes import Acceptance
 from aiordma._connection.listener_endpoint import ListenerEndpoint, open_listener
 from aiordma._connection.shared_receive import SharedReceiveQueue
 
-__all__ = ("Listener", "listen")
-
 
 @opens
 async def listen(

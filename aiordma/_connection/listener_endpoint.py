@@ -47,8 +47,6 @@ from aiordma._runtime.teardown import Teardown
 from aiordma.verbs.device import Context, require_device
 from aiordma.verbs.identifier import Event, Identifier
 
-__all__ = ("MOST_BACKLOG", "ListenerEndpoint", "open_listener", "open_listeners", "wait_for_port")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 KERNEL_BACKLOG_RESERVE = 128

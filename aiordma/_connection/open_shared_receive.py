@@ -12,8 +12,6 @@ from aiordma._runtime.address_lookup import checked_host, device_address
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import hub_of, new_identifier
 
-__all__ = ("open_shared_receive",)
-
 
 @opens
 async def open_shared_receive(

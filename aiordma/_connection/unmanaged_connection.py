@@ -36,8 +36,6 @@ from aiordma._runtime.reactor import reactor_of
 from aiordma._runtime.unmanaged_identifier import Unmanaged
 from aiordma.verbs.address import MOST_LID, AddressVector
 
-__all__ = ("QueuePairAddress", "UnmanagedConnection", "open_queue_pair")
-
 _PSN_BYTES = 3
 """A packet number has 24 bits; a stranger must not guess it."""
 

@@ -24,8 +24,6 @@ from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import hub_of, new_identifier
 from aiordma.verbs.address import MOST_GID_INDEX, MOST_SERVICE_LEVEL
 
-__all__ = ("open_datagram",)
-
 _EFFECTIVE = (
     "receive_buffers",
     "max_send_wr",

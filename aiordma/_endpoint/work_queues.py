@@ -31,8 +31,6 @@ from aiordma.verbs import MemoryWindow, ProtectionDomain, SendWork
 from aiordma.verbs.memory import MemorySlice
 from aiordma.verbs.send_work import pack_chain
 
-__all__ = ("QueueOwner", "ReceiveQueue", "SendQueue", "Work", "WorkQueue")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 LONG_WAIT = 5.0
