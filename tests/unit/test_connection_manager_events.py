@@ -41,7 +41,7 @@ COLUMNS = (
     "elsewhere",
 )
 NEWER = "newer than aiordma"
-NOTHING = "-"
+NOTHING = ""
 
 S = ConnectionState
 
