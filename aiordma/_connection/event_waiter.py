@@ -6,7 +6,7 @@ import anyio
 
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import MulticastError, UnreachableError, detached
-from aiordma._connection.connector import failed_event
+from aiordma._connection.handshake_errors import failed_event
 from aiordma.verbs.identifier import Event
 
 _FAILURES = (

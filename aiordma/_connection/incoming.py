@@ -23,8 +23,8 @@ from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
 from aiordma._base.time_limit import TimeLimit
 from aiordma._connection.announcement import announcement, read_announcement
 from aiordma._connection.connection import Connection
-from aiordma._connection.connector import failed_event, failed_handshake
 from aiordma._connection.domain import DomainChoice
+from aiordma._connection.handshake_errors import failed_event, failed_handshake
 from aiordma._connection.listener_receives import ListenerReceives
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.handshake import Handshake

@@ -84,7 +84,6 @@ async def open_listener(
     # Check the arguments before anything is opened.
     choice = ListenerReceives(shared_receive, options, domain, call).domain
     requirement = choice.requirement(device)
-    choice.require_usable()
     if requirement.name is not None:
         require_device(requirement.name)
     numeric = await numeric_address(host)

@@ -67,7 +67,6 @@ async def open_shared_receive(
     call = "open_shared_receive"
     choice = DomainChoice(domain, call, pooled=True)
     requirement = choice.requirement(device)
-    choice.require_usable()
     if depth is not None:
         depth = whole_number(depth, "depth", 1, MOST_WORK_REQUESTS, call)
     if max_sge is not None:

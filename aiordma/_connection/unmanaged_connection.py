@@ -137,7 +137,6 @@ async def open_queue_pair(
     shared = None if shared_receive is None else shared_receive._endpoint
     choice = DomainChoice(domain, call, None if shared is None else (shared.memory.state,))
     requirement = choice.requirement(device)
-    choice.require_usable()
     chosen = ConnectionOptions._chosen(open_queue_pair, options, keywords)
     if chosen.tos is not None:
         raise ValueError(

@@ -127,7 +127,6 @@ async def open_datagram(
         service_level = whole_number(service_level, "service_level", 0, MOST_SERVICE_LEVEL, call)
     choice = DomainChoice(domain, call)
     requirement = choice.requirement(device)
-    choice.require_usable()
     numeric = await device_address(host, call)
 
     async def attempt(provider: Provider) -> Datagram:

@@ -12,7 +12,7 @@ import pytest
 
 from aiordma import ClosedError, ConnectionOptions
 from aiordma._base.origin import Place
-from aiordma._connection.connector import failed_event
+from aiordma._connection.handshake_errors import failed_event
 from aiordma._connection.listener_receives import ListenerReceives
 from aiordma.verbs import CmEventType
 from aiordma.verbs.event_channel import Event, EventChannel
