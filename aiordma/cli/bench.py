@@ -28,8 +28,6 @@ from aiordma.bench.workload import OPERATIONS, Workload, row_name
 from aiordma.cli.options import DeviceName, check_device, finite
 from aiordma.cli.running import fail, reporting
 
-__all__ = ("bench",)
-
 PORT = 7474
 STREAM = "stream"
 """Messages and answers by asyncio's streams over RDMA."""
