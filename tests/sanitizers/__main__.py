@@ -37,7 +37,6 @@ WITHOUT = (
 
 # Tests that limit or measure memory or processor time, which is mostly the sanitizer's own here.
 MEASURED = (
-    "tests/attacks/test_kit.py::test_limits_hold_in_the_victim",
     "tests/attacks/test_memory.py::test_process_without_memory_serves_others",
     "tests/attacks/test_memory.py::test_unanswered_reads_share_a_limit",
     "tests/attacks/test_memory.py::test_idle_connections_cost_little_memory",

@@ -26,6 +26,19 @@ pytestmark = pytest.mark.natively
 PORT = 7471
 
 
+def line_of(*texts: str) -> int:
+    """Return the number of this file's first line that has all texts."""
+    lines = Path(__file__).read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if all(each in line for each in texts))
+
+
+async def lend(connection: aiordma.Connection) -> None:
+    region = connection.register(bytearray(200), aiordma.Access.REMOTE_READ)
+    await connection.send(region.remote().pack())
+    async for _ in connection:
+        pass
+
+
 async def echo(connection: aiordma.Connection) -> None:
     async for message in connection:
         await connection.send(message)
@@ -390,11 +403,7 @@ def test_memory_that_changes_under_a_request_is_reported_with_the_line() -> None
 
         await client.run(change)
 
-    line = next(
-        number
-        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
-        if "# this line" in text and "post_send" in text
-    )
+    line = line_of("post_send(memory", "# this line")
     with pytest.raises(OwnershipError, match=rf"test_simulation\.py:{line}"):
         simulate(scenario)
 
@@ -506,12 +515,6 @@ simulate(scenario)
 
 def test_two_reads_into_the_same_memory_are_reported() -> None:
     async def scenario(simulation: Simulation) -> None:
-        async def lend(connection: aiordma.Connection) -> None:
-            region = connection.register(bytearray(200), aiordma.Access.REMOTE_READ)
-            await connection.send(region.remote().pack())
-            async for _ in connection:
-                pass
-
         async def read() -> None:
             async with aiordma.connect(server.address, PORT, device="software") as connection:
                 remote = aiordma.RemoteMemory.unpack(await connection.receive())
@@ -811,23 +814,13 @@ def test_two_receives_into_the_same_memory_are_reported() -> None:
 
         await client.run(program)
 
-    line = next(
-        number
-        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
-        if "# the second line" in text and "post_recv" in text
-    )
+    line = line_of("post_recv(memory", "# the second line")
     with pytest.raises(OwnershipError, match=rf"100 bytes, .*test_simulation\.py:{line}"):
         simulate(scenario)
 
 
 def test_a_read_into_the_memory_of_a_receive_is_reported() -> None:
     async def scenario(simulation: Simulation) -> None:
-        async def lend(connection: aiordma.Connection) -> None:
-            region = connection.register(bytearray(200), aiordma.Access.REMOTE_READ)
-            await connection.send(region.remote().pack())
-            async for _ in connection:
-                pass
-
         server, client = await two_hosts(simulation, lend)
 
         async def program() -> None:

@@ -305,6 +305,18 @@ void sw_queue_pair_failed(struct sw_queue_pair *pair)
         sw_raise_queue_pair(&pair->ibv, IBV_EVENT_QP_LAST_WQE_REACHED);
 }
 
+int sw_is_reachable(const struct sw_queue_pair *pair, const struct sw_send *send, int access)
+{
+    struct sw_memory memory;
+
+    if (send->flags & IBV_SEND_INLINE)
+        return 1;
+    for (int i = 0; i < send->part_count; i++)
+        if (send->parts[i].length && sw_reach_local(pair->ibv.pd, &send->parts[i], access, &memory))
+            return 0;
+    return 1;
+}
+
 void sw_flush_sends(struct sw_queue_pair *pair)
 {
     for (uint32_t at = pair->oldest; at != pair->end; at++) {

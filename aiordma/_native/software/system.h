@@ -70,4 +70,7 @@ extern const struct sw_system_calls sw_operating_system;
 /* The one that the device uses. It changes while nobody has the device's lock. */
 extern const struct sw_system_calls *sw_system;
 
+/* An IPv4 address in IPv6 form becomes an IPv4 address. */
+void sw_tidy_address(struct sockaddr_storage *address);
+
 #endif
