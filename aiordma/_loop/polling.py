@@ -9,12 +9,12 @@ selector: the loop calls `select` when it has nothing else to do.
 import asyncio
 import os
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sized
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
 
 from aiordma._base.arguments import seconds
-from aiordma._loop.private import running_asyncio_loop
+from aiordma._loop.private import ready_handles, running_asyncio_loop
 from aiordma._native import Spinner
 
 T = TypeVar("T")
@@ -36,6 +36,7 @@ class _PollingSelector(selectors.EpollSelector):
         super().__init__()
         self.spinner = Spinner()
         self._drains: tuple[object, ...] = ()
+        self.ready: Sized = ()
         alone = len(os.sched_getaffinity(0)) == 1  # polling would keep the peer from running
         self.spinner.most = 0 if alone else round(spin * 1e9)
         self.spinner.confidence = _EXPECTED
@@ -49,7 +50,7 @@ class _PollingSelector(selectors.EpollSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if not self._drains:
             return super().select(timeout)
-        others = self.spinner.select(self.fileno(), self._drains, timeout)
+        others = self.spinner.select(self.fileno(), self._drains, timeout, self.ready)
         return super().select(0) if others or timeout == 0 else []
 
 
@@ -60,6 +61,7 @@ class PollingEventLoop(asyncio.SelectorEventLoop):
         self._polling = _PollingSelector(spin)
         self._spinner = self._polling.spinner
         super().__init__(self._polling)
+        self._polling.ready = ready_handles(self)
 
     def poll(self, drain: object) -> bool:
         """Poll the drain from now on, and arm its queues before the loop sleeps. Return False, and
@@ -85,27 +87,9 @@ class PollingEventLoop(asyncio.SelectorEventLoop):
         """
         self._polling.remove(drain)
 
-    # A task that polling wakes runs within `select`. It can schedule callbacks, or stop the loop:
-    # the selector must then return to the loop. All else that the loop must notice makes a
-    # descriptor ready.
-
-    def call_soon(
-        self,
-        callback: Callable[[*Arguments], object],
-        *args: *Arguments,
-        context: Context | None = None,
-    ) -> asyncio.Handle:
-        """As asyncio's.
-
-        Args: as asyncio's.
-
-        Raises: as asyncio's.
-        """
-        self._spinner.dirty = True
-        handle = super().call_soon(callback, *args, context=context)
-        if created := handle._source_traceback:  # type: ignore[attr-defined]
-            del created[-1]  # this method: debug mode says where the program called it
-        return handle
+    # A task that polling wakes runs within `select`. It can schedule callbacks or timers, or stop
+    # the loop: the selector must then return to the loop. It sees the callbacks itself. All else
+    # that the loop must notice makes a descriptor ready.
 
     def call_at(
         self,

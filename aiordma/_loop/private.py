@@ -9,7 +9,7 @@ from asyncio import _get_running_loop
 from asyncio.constants import _SendfileMode
 from asyncio.sslproto import SSLProtocol as SSLProtocol
 from asyncio.transports import _FlowControlMixin
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
 FlowControlMixin = _FlowControlMixin
@@ -68,6 +68,12 @@ def leave_the_system(
     replaced._process_events = serve
     replaced._write_to_self = lambda: None  # no other thread has anything for it
     replaced._clock_resolution = 0.0  # no timer is due before its time
+
+
+def ready_handles(loop: asyncio.BaseEventLoop) -> Sized:
+    """Return what `call_soon` has scheduled: always the same object."""
+    handles: Sized = loop._ready  # type: ignore[attr-defined]
+    return handles
 
 
 def timers(loop: asyncio.BaseEventLoop) -> list[asyncio.TimerHandle]:

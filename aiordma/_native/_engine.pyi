@@ -3,7 +3,16 @@
 # compares the rest of this file with the module (mypy's stubtest).
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+    Sized,
+)
 from typing import Any, ClassVar, Protocol, Self, TypeVar, final
 
 from aiordma._base.arguments import Buffer
@@ -431,7 +440,9 @@ class Spinner:
     most: int
     def __new__(cls) -> Self: ...
     def takes(self, drain: object, /) -> bool: ...
-    def select(self, epoll: int, drains: tuple[object, ...], timeout: float | None, /) -> bool: ...
+    def select(
+        self, epoll: int, drains: tuple[object, ...], timeout: float | None, ready: Sized, /
+    ) -> bool: ...
 
 @final
 class Port:

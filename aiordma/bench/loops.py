@@ -32,17 +32,11 @@ def check_loop(loop: str) -> None:
         raise ValueError(f"loop={loop!r}: {loop} is not installed: pip install 'aiordma[{loop}]'")
 
 
-def run(
-    main: Callable[..., Awaitable[Result]],
-    *arguments: Any,
-    loop: str = "auto",
-    spin: float = SPIN,
-) -> Result:
+def run(main: Callable[[], Awaitable[Result]], *, loop: str = "auto", spin: float = SPIN) -> Result:
     """Run an async function on an event loop of its own.
 
     Args:
         main: the function.
-        arguments: its arguments.
         loop: one of LOOPS.
         spin: with "auto": the number of seconds, at most, for which the loop polls for completions
             before it sleeps; 0: it does not poll.

@@ -21,6 +21,7 @@ from aiordma._loop.private import (
     copies_at_once,
     secured_transport,
 )
+from aiordma._native import call_at_end
 from aiordma.streams.ending import Drains, close_once_drained
 from aiordma.streams.sockets import Readiness, StreamSocket, socket_name
 from aiordma.verbs.buffers import flat_view
@@ -187,7 +188,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
 
     def _begin(self, waiter: "asyncio.Future[None] | None") -> None:
         if self._state < _DRAINING:
-            self._path.on_readable = self._schedule
+            self._path.on_readable = self._notified
             self._watch_room()
             self._schedule()
         if waiter is not None and not waiter.cancelled():
@@ -228,6 +229,14 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         if not self._scheduled:
             self._scheduled = True
             self._call_soon(self._process, self._extra["peername"])
+
+    def _notified(self) -> None:
+        """Process at the end of the drain, when no code of the program's runs, without another turn
+        of the loop, or schedule it."""
+        if not self._scheduled and call_at_end(partial(self._context.run, self._process, None)):
+            self._scheduled = True
+        else:
+            self._schedule()
 
     def _call_soon(self, callback: Callable[[Any], None], argument: object) -> None:
         """Schedule a callback, unless the loop is closed. It runs in the context in which the

@@ -25,6 +25,7 @@ import pytest
 import aiordma
 from aiordma import Access, Connection, RemoteMemory
 from aiordma._loop.polling import PollingEventLoop
+from aiordma.streams import open_connection, start_server
 from aiordma.types import MemorySlice
 from tests import connections
 from tests.bench.instant import instant, prepare
@@ -375,6 +376,38 @@ def test_a_woken_task_runs_in_its_own_context() -> None:
             await client.send(b"x")
             assert await task == 2
             assert number.get() == 1
+
+    for run_with in (asyncio.run, aiordma.run):
+        run_with(body())
+
+
+def test_what_a_stream_receives_needs_no_callback_of_the_loop() -> None:
+    """But for the one with which asyncio's reader wakes its task."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(64):
+            writer.write(data)
+        writer.close()
+
+    async def body() -> None:
+        loop: Any = asyncio.get_running_loop()
+        call_soon, scheduled = loop.call_soon, list[object]()
+
+        def counted(callback: object, *given: Any, **keywords: Any) -> object:
+            scheduled.append(callback)
+            return call_soon(callback, *given, **keywords)
+
+        async with await start_server(echo, "127.0.0.1", 0, device="software") as server:
+            port = server.sockets[0].getsockname()[1]
+            reader, writer = await open_connection("127.0.0.1", port, device="software")
+            loop.call_soon = counted
+            for _ in range(100):
+                scheduled.clear()
+                writer.write(bytes(64))
+                await reader.readexactly(64)
+            assert len(scheduled) == 2  # one on each side
+            writer.close()
+            await writer.wait_closed()
 
     for run_with in (asyncio.run, aiordma.run):
         run_with(body())

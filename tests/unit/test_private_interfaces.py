@@ -99,6 +99,19 @@ def test_running_loop_is_found() -> None:
         assert runner.run(_running()) is runner.get_loop()
 
 
+def test_callbacks_that_are_ready_are_counted() -> None:
+    loop = asyncio.SelectorEventLoop()
+    ready = private.ready_handles(loop)
+    for scheduled in (1, 2, 1):
+        assert len(ready) == 0
+        for _ in range(scheduled):
+            loop.call_soon(list)
+        assert len(ready) == scheduled
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    loop.close()
+
+
 def test_transport_above_tls_is_found() -> None:
     loop, context = asyncio.new_event_loop(), ssl.create_default_context()
     waiter: Any = None

@@ -17,6 +17,7 @@
 
 typedef struct {
     PyObject_HEAD char dirty;
+    PyObject *ready; /* borrowed during `select`: the loop's callbacks that are to run */
     int confidence;
     unsigned long long most; /* nanoseconds of spinning without a completion */
     uint64_t resumes;        /* it does not spin before this time */
@@ -67,6 +68,11 @@ static int gives_way(Spinner *spinner, uint64_t seen, uint64_t time)
         return 0;
     spinner->resumes = time + PAUSE * taken;
     return 1;
+}
+
+static int has_work(const Spinner *spinner)
+{
+    return spinner->dirty || PyObject_Size(spinner->ready) > 0;
 }
 
 static int may_spin(const Spinner *spinner)
@@ -195,7 +201,7 @@ static enum end spin(Spinner *spinner, PyObject *drains, int epoll, uint64_t unt
         uint64_t time;
         if (end == FOUND) {
             learn(spinner, 1);
-            if (spinner->dirty)
+            if (has_work(spinner))
                 return FOUND;
             time = last = now();
         } else if (polls % LOOK_AT_CLOCK) {
@@ -212,7 +218,7 @@ static enum end spin(Spinner *spinner, PyObject *drains, int epoll, uint64_t unt
         if (time - slice >= SLICE) {
             /* Serve other descriptors, and let threads run that wait for the GIL. */
             end = wait(drains, epoll, 0);
-            if (end >= OTHERS || (end == FOUND && spinner->dirty))
+            if (end >= OTHERS || (end == FOUND && has_work(spinner)))
                 return end;
             seen = slice = now(); /* this thread may have waited for the GIL */
         }
@@ -235,7 +241,7 @@ static enum end run(Spinner *spinner, PyObject *drains, int epoll, uint64_t unti
                 return end;
         }
         end = look(drains, 1);
-        if (end == FOUND && !spinner->dirty)
+        if (end == FOUND && !has_work(spinner))
             continue;
         if (end != NOTHING)
             return end;
@@ -245,7 +251,7 @@ static enum end run(Spinner *spinner, PyObject *drains, int epoll, uint64_t unti
         end = wait(drains, epoll, until == UINT64_MAX ? -1 : (int64_t)(until - asleep));
         if (end == FOUND && spinner->most)
             learn(spinner, now() - asleep < spinner->most);
-        if (end != FOUND || spinner->dirty)
+        if (end != FOUND || has_work(spinner))
             return end;
     }
 }
@@ -255,7 +261,7 @@ static PyObject *spinner_select(Spinner *spinner, PyObject *args)
     PyObject *drains, *timeout;
     int epoll;
 
-    if (!PyArg_ParseTuple(args, "iO!O", &epoll, &PyTuple_Type, &drains, &timeout))
+    if (!PyArg_ParseTuple(args, "iO!OO", &epoll, &PyTuple_Type, &drains, &timeout, &spinner->ready))
         return NULL;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(drains); i++)
         if (!PyObject_TypeCheck(PyTuple_GET_ITEM(drains, i), &engine_drain_type)) {
@@ -289,7 +295,7 @@ static PyMethodDef methods[] = {
     {"takes", (PyCFunction)spinner_takes, METH_O,
      "takes($self, drain, /)\n--\n\nReturn whether it can poll this drain."},
     {"select", (PyCFunction)spinner_select, METH_VARARGS,
-     "select($self, epoll, drains, timeout, /)\n--\n\n"
+     "select($self, epoll, drains, timeout, ready, /)\n--\n\n"
      "Poll for completions and deliver them, then sleep in epoll, until the loop has\n"
      "something to do, another descriptor is ready, or the timeout has passed. Return whether\n"
      "another descriptor is ready."},

@@ -6,18 +6,18 @@ been read, its owner announces it again.
 """
 
 import asyncio
-import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
 from aiordma._base.enums import Access
-from aiordma._base.errors import DisconnectedError, RdmaError, detached
+from aiordma._base.errors import RdmaError, detached
 from aiordma._base.ranges import RemoteMemory
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
 from aiordma._connection.messages import Message
+from aiordma._connection.posting import Posting
 from aiordma._requests.request import WorkRequest
 from aiordma.integrations.valkey.control import (
     Opcode,
@@ -46,7 +46,7 @@ SERVER_RECEIVES = 1024
 answer to our connect permits our device no retries."""
 
 
-class ValkeyChannel:
+class ValkeyChannel(Posting):
     """See the module. It is a TransportChannel and, as there is nothing else to do, its path.
 
     Attributes:
@@ -75,8 +75,8 @@ class ValkeyChannel:
     def __init__(self, connection: Connection, buffer_bytes: int, close_timeout: float) -> None:
         # Posted requests hold this object, by the queue. It must not hold the connection, so that
         # one that was forgotten is collected, and says so.
-        self._connection = weakref.ref(connection)
-        self._endpoint = connection._endpoint
+        self._endpoint, self._port = connection._endpoint, connection._port
+        self._staging, self._general = connection._staging, connection._general
         self.close_timeout: float = close_timeout
         self.buffer_sizes: tuple[int, int] = (buffer_bytes, SEND_BYTES)
         self.on_readable: Callable[[], object] | None = None
@@ -256,7 +256,7 @@ class ValkeyChannel:
             assert self._peer is not None
             target = RemoteMemory(self._peer.address + self._written, length, self._peer.rkey)
             try:
-                request = self._open_connection().post_write(part, target, immediate=length)
+                request = self.post_write(part, target, immediate=length)
             except RdmaError as error:
                 self._refuse(error)
             self._written += length
@@ -293,7 +293,7 @@ class ValkeyChannel:
 
     def _post_control(self, message: bytes) -> None:
         try:
-            request = self._open_connection().post_send(message)
+            request = self.post_send(message)
         except RdmaError as error:
             self._refuse(error)
         self._unhandled += 1
@@ -304,12 +304,6 @@ class ValkeyChannel:
         self._controls_in_flight -= 1
         if request.exception() is None:
             self._wake()
-
-    def _open_connection(self) -> Connection:
-        connection = self._connection()
-        if connection is None:
-            raise DisconnectedError("the connection was dropped without a close")
-        return connection
 
     def _refuse(self, error: RdmaError) -> NoReturn:
         try:
