@@ -340,7 +340,7 @@ void sw_roce_port_tell(const struct sw_udp_route *to, const uint8_t *payload, ui
 }
 
 /* A port that is free at all addresses of IPv4, and at this place. */
-static int open_free(struct sw_claim *claim, uint32_t place, uint8_t space)
+static int open_free(struct sw_claim *claim, uint32_t place, uint8_t space, int flags)
 {
     struct sw_claim any = {0};
     int error = EADDRINUSE;
@@ -349,7 +349,7 @@ static int open_free(struct sw_claim *claim, uint32_t place, uint8_t space)
         error = open_claim(&any, ANY_IPV4 | space, 0, 0);
         if (error)
             break;
-        error = open_claim(claim, place, 0, any.udp.port);
+        error = open_claim(claim, place, flags, any.udp.port);
         sw_udp_close(&any.udp);
     }
     return error;
@@ -369,11 +369,13 @@ int sw_roce_port_claim(struct sw_claim *claim, uint8_t space, const struct in6_a
 {
     const uint32_t place = place_of_claim(space, address);
 
+    const int flags = may_share ? SW_UDP_SHARED : 0;
+
     if (sw_system->is_simulated) /* such a host is one process: the caller compares */
         return 0;
     int error = !*number && place != (ANY_IPV4 | space)
-                    ? open_free(claim, place, space)
-                    : open_given(claim, place, space, may_share ? SW_UDP_SHARED : 0, *number);
+                    ? open_free(claim, place, space, flags)
+                    : open_given(claim, place, space, flags, *number);
     if (error)
         return error;
     claim->watch.ready = passed_ready;
