@@ -1,5 +1,6 @@
 """Queue pairs that librdmacm has not made: CONNECT_RESPONSE, establish, notify, and ECE."""
 
+import select
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
@@ -108,6 +109,29 @@ def test_message_replaces_a_lost_establish() -> None:
         assert expect(channel, CmEventType.ESTABLISHED).key == server.key
         server.notify()  # known by now
         assert no_event(channel)
+
+
+@pytest.mark.capability("rdma_establish")
+def test_peer_is_not_connected_before_the_program_learns_of_it() -> None:
+    with ExitStack() as stack:
+        channel = stack.enter_context(EventChannel())
+        _, port = listening(channel, stack)
+        with EventChannel() as abandoned:
+            client = resolved(abandoned, port, stack)
+            context = stack.enter_context(client.context())
+            domain = stack.enter_context(context.alloc_pd())
+            queue = stack.enter_context(CompletionQueue(context, 8))
+            client.create_queue_pair(domain, queue, queue, Capacity(4, 4))
+            client.connect(ConnectionParameters())
+            request = expect(channel, CmEventType.CONNECT_REQUEST)
+            server = stack.enter_context(Identifier(channel, key=request.new_key))
+            theirs = End(context, stack)
+            theirs.move(server, S.INIT, S.RTR, S.RTS)
+            server.accept(ConnectionParameters(qp_num=theirs.pair.qp_num))
+            select.select([abandoned.fd], [], [])
+            assert no_event(channel)
+            client.close()
+        assert expect(channel, CmEventType.REJECTED).key == server.key
 
 
 @pytest.mark.capability("rdma_establish")

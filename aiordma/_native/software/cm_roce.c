@@ -53,8 +53,8 @@ struct sw_conversation {
     uint32_t psn, peers_psn, peers_qpn;
     uint8_t mtu, ack_timeout, retry_count, rnr_retry_count; /* the last is what the peer asks for */
     uint8_t responder_resources, initiator_depth;           /* this side's, as agreed */
-    int is_accepted; /* connecting, and the REP has arrived; the program connects its queue pair */
-    int is_leaving;  /* disconnected, and the DREP has not arrived */
+    int is_accepted;     /* connecting, and the REP has arrived; the program has to learn of it */
+    int is_leaving;      /* disconnected, and the DREP has not arrived */
     uint8_t mad[SW_MAD]; /* the message that is repeated */
     uint32_t tries;
     struct sw_identifier *listener; /* of a requested one; NULL once it is destroyed */
@@ -453,14 +453,13 @@ static void accepted(struct sw_conversation *conversation, const struct sw_cm_me
         return;
     }
     conversation->is_accepted = 1;
-    if (has_pair) {
-        identifier->state = SW_CM_CONNECTED;
-        tell_kind(conversation, SW_CM_RTU);
-    }
     sw_report(event);
 }
 
-/* The program has connected its own queue pair, after a CONNECT_RESPONSE. */
+/*
+ * The program has taken ESTABLISHED, or has connected its own queue pair, after a CONNECT_RESPONSE.
+ * So a connect that the program abandons is none for its peer, either.
+ */
 static int establish(struct sw_identifier *identifier)
 {
     if (identifier->state != SW_CM_CONNECTING || !identifier->conversation->is_accepted)

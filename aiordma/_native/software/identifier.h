@@ -52,7 +52,7 @@ struct sw_port_space {
     int (*accept)(struct sw_identifier *identifier);
     int (*reject)(struct sw_identifier *identifier);
     int (*disconnect)(struct sw_identifier *identifier);
-    /* The program connects the queue pair itself. NULL: it cannot. */
+    /* The program takes ESTABLISHED, or connects the queue pair itself. NULL: it cannot. */
     int (*establish)(struct sw_identifier *identifier);
     /* The program knows that an accepted connection is established: its peer has sent. NULL: the
      * port space reports that itself. */
