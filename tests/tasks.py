@@ -43,8 +43,9 @@ PROGRAMS = " ".join(
 
 TARGETS = {  # the device (the built-in one is tested natively), the folders, options of pytest
     "software": ("software", f"{PROGRAMS} {NATIVE}", f"{PARALLEL} -m 'not cluster'"),
-    # Without workers: see tests.devices.alone_on_roce_port. The loops are the same Python.
-    "software_roce": ("software_roce", "tests/device", ""),
+    # Without workers: see tests.devices.alone_on_roce_port. What is above the verbs and takes long
+    # has run on the other device.
+    "software_roce": ("software_roce", "tests/device", "-m 'not (one_kernel_device and slow)'"),
     "quick": ("software", "tests/device tests/unit", f"{PARALLEL} -m 'not slow'"),
     "rxe": ("rxe0", "tests/device tests/interop tests/faults tests/docs", IN_VM),
     "siw": ("siw0", "tests/device tests/interop tests/faults", IN_VM),

@@ -211,11 +211,19 @@ static void tell_slow(struct sw_conversation *conversation)
     tell_once(conversation, &message);
 }
 
+/* The program has taken ESTABLISHED, or will. */
+static int is_established(const struct sw_identifier *identifier)
+{
+    return identifier->state == SW_CM_CONNECTED ||
+           (identifier->state == SW_CM_CONNECTING && identifier->conversation->is_accepted &&
+            identifier->ibv.qp);
+}
+
 /* There is no connection, or no more: report that, once, and flush what was posted. */
 static void over(struct sw_identifier *identifier, struct sw_event *event)
 {
     struct sw_queue_pair *pair = pair_of(identifier);
-    const int was_connected = identifier->state == SW_CM_CONNECTED;
+    const int was_connected = is_established(identifier);
 
     sw_cancel(&identifier->timer);
     identifier->state = SW_CM_DISCONNECTED;
@@ -612,6 +620,10 @@ static void rejected(struct sw_conversation *conversation, const struct sw_cm_me
 {
     struct sw_identifier *identifier = conversation->identifier;
 
+    if (is_established(identifier)) { /* the peer accepted, and left before it had the RTU */
+        over_by(identifier, RDMA_CM_EVENT_DISCONNECTED, 0);
+        return;
+    }
     if (identifier->state != SW_CM_CONNECTING && identifier->state != SW_CM_ACCEPTING &&
         identifier->state != SW_CM_REQUESTED)
         return;
@@ -647,7 +659,7 @@ static void left(struct sw_conversation *conversation, const struct sw_cm_messag
     if (pair && message->qp_num != pairs_number(identifier))
         return;
     tell_kind(conversation, SW_CM_DREP);
-    if (identifier->state == SW_CM_ACCEPTING || identifier->state == SW_CM_CONNECTED ||
+    if (identifier->state == SW_CM_ACCEPTING || is_established(identifier) ||
         conversation->is_leaving)
         over_by(identifier, RDMA_CM_EVENT_DISCONNECTED, pair ? -pair->broken : 0);
 }
