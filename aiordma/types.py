@@ -11,9 +11,10 @@ from aiordma._connection.grant import Grant
 from aiordma._connection.messages import Message
 from aiordma._connection.reconnecting import Reconnecting, Session
 from aiordma._connection.unmanaged_connection import UnmanagedConnection
-from aiordma._datagram.message import DatagramArrival, DatagramMessage, DatagramReceive
+from aiordma._datagram.message import DatagramMessage, DatagramReceive
 from aiordma._datagram.multicast import MulticastGroup
 from aiordma._endpoint.windows import BoundWindow
+from aiordma._native import DatagramFields as DatagramArrival
 from aiordma._requests.registrations import RegistrationCache
 from aiordma._runtime.address_lookup import ResolvedAddress
 from aiordma._runtime.tracing import Trace, TracedRequest

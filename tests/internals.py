@@ -7,7 +7,7 @@ from typing import TypeAlias, overload
 import anyio
 
 import aiordma._native._engine as engine
-from aiordma import Connection, ConnectionRequest, Datagram, Listener, SharedReceiveQueue
+from aiordma import Connection, Datagram, Listener, SharedReceiveQueue
 from aiordma._base.arguments import Buffer
 from aiordma._base.calls import check_positive_errno
 from aiordma._base.enums import QueuePairAttribute, names_of
@@ -31,14 +31,14 @@ from aiordma._base.rejections import BACKLOG_IS_FULL, NOT_ACCEPTED, NOT_SERVING,
 from aiordma._base.socket_address import SocketAddress, address_text, pack_address, unpack_address
 from aiordma._base.states import NEXT_STATES, ConnectionState
 from aiordma._connection import (
-    connection_request,
     connector,
     gpu_staging,
     handshakes,
+    incoming,
     listener_endpoint,
 )
-from aiordma._connection.connection_request import RequestTally
 from aiordma._connection.handshakes import MOST_HANDSHAKES, Handshakes
+from aiordma._connection.incoming import IncomingRequest, RequestTally
 from aiordma._connection.listener_endpoint import ListenerEndpoint
 from aiordma._connection.listener_receives import ListenerReceives
 from aiordma._connection.local_ports import MOST_ATTEMPTS
@@ -110,6 +110,7 @@ __all__ = (
     "EventLoop",
     "Handshakes",
     "InFlightTable",
+    "IncomingRequest",
     "Lease",
     "ListenerReceives",
     "MOST_ATTEMPTS",
@@ -152,7 +153,6 @@ __all__ = (
     "close_unused_reactors",
     "completion_error",
     "completion_queue_of",
-    "connection_request",
     "connector",
     "current_event_loop",
     "current_reactors",
@@ -177,6 +177,7 @@ __all__ = (
     "hub_of",
     "hubs_of",
     "identifier_of",
+    "incoming",
     "is_closed",
     "kept_queues",
     "lib",
@@ -325,7 +326,7 @@ def path_of(stream: Stream) -> StreamPath:
     return stream._path
 
 
-def requests_of(listener: Listener) -> FairQueue[ConnectionRequest]:
+def requests_of(listener: Listener) -> FairQueue[IncomingRequest]:
     """The requests that wait for the program."""
     return listener._endpoint.requests
 

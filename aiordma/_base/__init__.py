@@ -1,3 +1,1 @@
 """Values without input or output: enums, errors, options, states, addresses, the provider."""
-
-__all__ = ()

@@ -14,28 +14,9 @@ from operator import index
 from typing import Any, TypeVar
 
 if sys.version_info >= (3, 12):
-    from collections.abc import Buffer
+    from collections.abc import Buffer as Buffer
 else:
-    from typing_extensions import Buffer
-
-__all__ = (
-    "Buffer",
-    "buffers",
-    "data",
-    "instance",
-    "member",
-    "nearest",
-    "optional_seconds",
-    "resource",
-    "seconds",
-    "seconds_within",
-    "shown",
-    "text",
-    "whole_number",
-    "within_device",
-    "wrong_type",
-    "wrong_value",
-)
+    from typing_extensions import Buffer as Buffer
 
 Member = TypeVar("Member", bound=IntEnum)
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterable
 
-__all__ = ("call_all",)
-
 
 def call_all(steps: Iterable[Callable[[], object]]) -> None:
     """Call functions in their order, also if one of them raises.

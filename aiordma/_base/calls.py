@@ -6,15 +6,6 @@ from typing import Any
 from aiordma._base.errors import NotSupportedError, VerbsCallError
 from aiordma._native import ffi
 
-__all__ = (
-    "UNSUPPORTED",
-    "check_minus_one",
-    "check_negative_errno",
-    "check_pointer",
-    "check_positive_errno",
-    "check_supported",
-)
-
 _UNSAID = errno.EIO  # for a call that failed without setting errno
 
 

@@ -8,21 +8,6 @@ from aiordma._base.arguments import whole_number
 from aiordma._base.options import ConnectionOptions
 from aiordma._native import ffi
 
-__all__ = (
-    "DEVICE_MAXIMUM",
-    "IN_ACCEPT",
-    "IN_REQUEST",
-    "MAX_ACCEPT_PRIVATE_DATA",
-    "MAX_CONNECT_PRIVATE_DATA",
-    "MAX_DATAGRAM_ACCEPT_PRIVATE_DATA",
-    "MAX_DATAGRAM_CONNECT_PRIVATE_DATA",
-    "MAX_REJECT_PRIVATE_DATA",
-    "ConnectionParameters",
-    "Ece",
-    "check_private_data",
-    "parameters_to_c",
-)
-
 # Bytes of private data in an InfiniBand REQ, REP and REJ (man rdma_connect, rdma_accept,
 # rdma_reject). In the REQ, an IP port space uses 36 bytes for its own header.
 MAX_CONNECT_PRIVATE_DATA = 56

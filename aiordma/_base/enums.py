@@ -6,34 +6,6 @@ from typing import Self
 
 from aiordma._native import lib
 
-__all__ = (
-    "REMOTE_ACCESS",
-    "REMOTE_WRITING",
-    "Access",
-    "AsyncEventType",
-    "AtomicCapability",
-    "CmEventType",
-    "CompletionQueueFlag",
-    "GidType",
-    "LinkLayer",
-    "MemoryAdvice",
-    "MemoryWindowType",
-    "Mtu",
-    "PortSpace",
-    "PortState",
-    "QueuePairAttribute",
-    "QueuePairState",
-    "QueuePairType",
-    "SendFlag",
-    "SharedReceiveAttribute",
-    "Transport",
-    "WorkCompletionFlag",
-    "WorkCompletionOpcode",
-    "WorkCompletionStatus",
-    "WorkRequestOpcode",
-    "names_of",
-)
-
 
 class _OpenEnum(IntEnum):
     """An enumeration with values that newer devices may add: UNKNOWN_n instead of an error."""

@@ -22,52 +22,6 @@ from aiordma._base.enums import WorkCompletionStatus as Status
 from aiordma._base.hints import hint as hint_for
 from aiordma._native import given
 
-__all__ = (
-    "TCP_SECONDS",
-    "AddressError",
-    "BusyError",
-    "ClosedError",
-    "ConnectTimeoutError",
-    "DeviceEventError",
-    "DeviceRemovedError",
-    "DeviceRequirementError",
-    "DisconnectedError",
-    "EventLoopError",
-    "FlushedError",
-    "ForkError",
-    "LocalAccessError",
-    "LocalLengthError",
-    "LocalProtectionError",
-    "LocalQueuePairError",
-    "MulticastError",
-    "NoDeviceError",
-    "NoMemoryError",
-    "NotPostedError",
-    "NotSupportedError",
-    "PartialPostError",
-    "PeerFlushedError",
-    "PeerGoneError",
-    "QueueFullError",
-    "RdmaConnectionError",
-    "RdmaError",
-    "ReceiverNotReadyError",
-    "RejectedError",
-    "RemoteAccessError",
-    "RemoteInvalidRequestError",
-    "RemoteOperationError",
-    "RetryExceededError",
-    "RouteError",
-    "StreamProtocolError",
-    "UnreachableError",
-    "VerbsCallError",
-    "WorkCompletionError",
-    "cause_text",
-    "completion_error",
-    "detached",
-    "leaf_errors",
-    "retry_seconds",
-)
-
 
 class RdmaError(Exception):
     """Base class of aiordma's exceptions. It is never raised itself. It does not include Python's

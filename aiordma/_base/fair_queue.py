@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from aiordma._base.socket_address import SocketAddress
 
-__all__ = ("FairQueue", "source_of")
-
 Item = TypeVar("Item")
 
 _NETWORK = 8  # bytes of an IPv6 address: a host can use all addresses of its /64

@@ -5,8 +5,6 @@ import resource
 import socket
 from collections.abc import Callable
 
-__all__ = ("cannot_bind", "descriptors_hint", "hint", "is_own_address")
-
 
 def _memory_limit() -> str:
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)

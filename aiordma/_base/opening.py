@@ -8,8 +8,6 @@ from contextlib import AbstractAsyncContextManager
 from types import GenericAlias, TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
-__all__ = ("Opening", "WrappedCoroutine", "opens")
-
 Opened = TypeVar("Opened", bound=AbstractAsyncContextManager[Any])
 Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")

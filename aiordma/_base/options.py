@@ -8,12 +8,6 @@ from typing import Any, Self, TypedDict
 from aiordma._base.arguments import nearest, seconds_within, whole_number, wrong_type
 from aiordma._base.errors import retry_seconds
 
-__all__ = (
-    "ConnectionKeywords",
-    "ConnectionOptions",
-    "check_queue",
-)
-
 _RANGES = {
     "receive_buffers": (0, 1 << 16),
     "receive_size": (1, 1 << 30),

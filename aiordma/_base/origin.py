@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ("Place", "origin", "unclosed_since", "warn_unclosed", "with_origin")
-
 _LOOPS = ("anyio", "asyncio", "trio", "uvloop")
 _BETWEEN = ("aiordma", "contextlib", *_LOOPS)  # contextlib: the AsyncExitStack of a program
 

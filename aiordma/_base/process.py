@@ -12,8 +12,6 @@ from typing import NoReturn
 from aiordma._base.errors import ForkError
 from aiordma._base.weak_items import WeakItems
 
-__all__ = ("forked", "here", "never_pickled", "reentrant_lock", "require_same_process")
-
 
 class _Here:
     """The number of this process, stored to save each post a system call."""

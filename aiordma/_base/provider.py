@@ -25,23 +25,6 @@ from aiordma._base.process import here
 from aiordma._base.system import system
 from aiordma._native import lib, load_rdma_core, load_software
 
-__all__ = (
-    "BUILT_IN",
-    "CLASSES",
-    "DEVICE",
-    "SOFTWARE",
-    "SOFTWARE_ROCE",
-    "Provider",
-    "Requirement",
-    "check_software_variables",
-    "checked_device",
-    "provider_of",
-    "rdma_core",
-    "real_devices_are_here",
-    "software",
-    "usual_provider",
-)
-
 SOFTWARE = "software"
 """The name of the built-in software device."""
 SOFTWARE_ROCE = "software_roce"

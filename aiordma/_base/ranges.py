@@ -8,8 +8,6 @@ from typing import ClassVar
 from aiordma._base.arguments import shown, whole_number, wrong_type
 from aiordma._native import given
 
-__all__ = ("RemoteMemory", "resolve_slice")
-
 
 def resolve_slice(key: slice, length: int, what: str, hint: str = "") -> tuple[int, int]:
     """Return (offset, length) of a slice of a range of `length` bytes.

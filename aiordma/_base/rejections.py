@@ -4,18 +4,6 @@ import errno
 
 from aiordma._base.errors import RejectedError
 
-__all__ = (
-    "BACKLOG_IS_FULL",
-    "NOT_ACCEPTED",
-    "NOT_SERVING",
-    "PLAIN_TCP",
-    "REJECT_REASONS",
-    "REJECT_TEXTS",
-    "is_backlog_full",
-    "is_listeners_answer",
-    "is_programs_answer",
-)
-
 BACKLOG_IS_FULL: bytes = b"the listener's backlog is full"
 """The private data of a rejection because of a full backlog."""
 NOT_SERVING: bytes = b"the server does not serve yet"

@@ -5,8 +5,6 @@ import struct
 
 from aiordma._base.arguments import whole_number, wrong_type
 
-__all__ = ("SocketAddress", "address_text", "is_loopback", "pack_address", "unpack_address")
-
 SocketAddress = tuple[str, int]
 """A numeric host (an IPv6 address with %scope if it has one) and a port."""
 

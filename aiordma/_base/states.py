@@ -10,14 +10,6 @@ from enum import Enum
 from aiordma._base.enums import CmEventType, QueuePairState, QueuePairType
 from aiordma._base.enums import QueuePairAttribute as Attribute
 
-__all__ = (
-    "ENDS_A_REQUEST",
-    "NEXT_STATES",
-    "ConnectionState",
-    "allowed_attributes",
-    "check_transition",
-)
-
 _S = QueuePairState
 _Transition = tuple[QueuePairState, QueuePairState]
 _Sets = tuple[Attribute, Attribute]

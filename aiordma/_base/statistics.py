@@ -9,15 +9,6 @@ from typing import Any, Self
 
 from aiordma._base.enums import WorkCompletionOpcode, WorkCompletionStatus
 
-__all__ = (
-    "DeviceStatistics",
-    "ListenerStatistics",
-    "RequestCounters",
-    "RequestStatistics",
-    "added",
-    "summed",
-)
-
 RequestCounters = tuple[tuple[int, int, int, int, int, int, dict[int, int], dict[int, int]], int]
 """The counters of OpenRequests, and how often a coroutine has waited for a slot."""
 

@@ -12,8 +12,6 @@ from typing import Any
 from aiordma._base.process import here
 from aiordma._native import set_engine_process
 
-__all__ = ("enter_process", "set_nonblocking", "system")
-
 
 class _System:
     """The clock of time limits, in seconds, the module with getaddrinfo, and whether they

@@ -2,8 +2,6 @@
 
 from aiordma._base.system import system
 
-__all__ = ("TimeLimit",)
-
 
 class TimeLimit:
     """The seconds that the steps of a call may take together. They begin with the first `left`.

@@ -5,8 +5,6 @@ read. A WeakSet would raise RuntimeError then ("Set changed size during iteratio
 from typing import Generic, TypeVar
 from weakref import ref
 
-__all__ = ("WeakItems",)
-
 Item = TypeVar("Item")
 
 

@@ -1,3 +1,1 @@
 """Connections: connect, listen, messages, posts and chains, shared receive queues."""
-
-__all__ = ()

@@ -7,8 +7,6 @@ change in answer. One that connects does so always; programs that take no privat
 
 from aiordma._endpoint.endpoint import Endpoint
 
-__all__ = ("announcement", "read_announcement")
-
 _MARK = b"aiordma\x01"
 _SIZE_BYTES = 4
 

@@ -19,8 +19,6 @@ from aiordma._loop.event_loop import Waiter
 from aiordma._native import BlockPort
 from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
-__all__ = ("BlockPairs", "BlockTransfer", "Blocks", "numbers")
-
 BlockPairs = Iterable[tuple[MemorySlice, RemoteMemory]]
 
 

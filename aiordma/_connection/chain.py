@@ -18,8 +18,6 @@ from aiordma._requests.request import WorkRequest, fail_all
 from aiordma.verbs import MemoryWindow, SendWork
 from aiordma.verbs.memory import MemorySlice
 
-__all__ = ("Chain",)
-
 _READ = int(WorkRequestOpcode.RDMA_READ)
 
 
@@ -73,14 +71,9 @@ class _Collected:
 
     def post(self, requests: list[WorkRequest]) -> None:
         """Post all requests: those of `port.requests`."""
-        if len(self._works) == len(requests):  # no request is plain
-            self._endpoint.work.sends.post_prepared(
-                self._works, requests, signal_last_only=self._signal_last_only
-            )
-        else:
-            self._endpoint.work.sends.post_collected(
-                self.port, self._works, requests, signal_last_only=self._signal_last_only
-            )
+        self._endpoint.work.sends.post_collected(
+            self.port, self._works, requests, signal_last_only=self._signal_last_only
+        )
 
     def raise_refused(self) -> None:
         """Raise the error of the engine's post at the end of the block."""

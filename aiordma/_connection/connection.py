@@ -68,9 +68,6 @@ from aiordma.verbs.buffers import blank_bytes
 from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
-__all__ = ("Connection", "ConnectionInfo")
-
-
 MOST_BYTES = 1 << 26
 """The longest range that `read_bytes` reads by default."""
 

@@ -3,9 +3,7 @@
 The life of a connect, from the call to ESTABLISHED, is `Attempt`, from top to bottom.
 """
 
-import errno
 import logging
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar, Unpack
@@ -18,34 +16,32 @@ from aiordma._base.connection_parameters import (
     check_private_data,
     parameters_to_c,
 )
-from aiordma._base.enums import CmEventType
 from aiordma._base.errors import (
-    AddressError,
     ConnectTimeoutError,
-    DeviceRemovedError,
     DeviceRequirementError,
-    DisconnectedError,
     RdmaConnectionError,
-    RejectedError,
     RouteError,
-    UnreachableError,
     VerbsCallError,
-    detached,
 )
-from aiordma._base.hints import descriptors_hint, is_own_address
 from aiordma._base.opening import opens
 from aiordma._base.options import (
     ConnectionKeywords,
     ConnectionOptions,
 )
 from aiordma._base.provider import Provider
-from aiordma._base.rejections import NOT_ACCEPTED, REJECT_REASONS, REJECT_TEXTS, is_programs_answer
+from aiordma._base.rejections import NOT_ACCEPTED, is_programs_answer
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
 from aiordma._base.time_limit import TimeLimit
 from aiordma._connection.announcement import announcement, read_announcement
 from aiordma._connection.connection import Connection
 from aiordma._connection.domain import DomainArgument, DomainChoice
+from aiordma._connection.handshake_errors import (
+    failed_event,
+    failed_handshake,
+    refused_call,
+    unbound,
+)
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.several_addresses import Routes, first_bound
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
@@ -62,16 +58,7 @@ from aiordma._runtime.address_lookup import (
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import ROUTE_TIMEOUT_MS, drop, milliseconds
 from aiordma._runtime.reactor import Reactor, reactor_of
-from aiordma.verbs.identifier import Event, Identifier
-
-__all__ = (
-    "Attempt",
-    "LocalAddresses",
-    "connect",
-    "failed_event",
-    "failed_handshake",
-    "prepare_connection",
-)
+from aiordma.verbs.identifier import Identifier
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -276,7 +263,6 @@ class Attempt:
         queue = None if shared is None else (shared.memory.state,)
         self.domain: DomainChoice = DomainChoice(domain, call, queue)
         self._requirement = self.domain.requirement(device)
-        self.domain.require_usable()
         self.step: str = "looking up the name"
         self._has_asked = False  # the peer may have the request
 
@@ -345,7 +331,7 @@ class Attempt:
         )
 
     def _refused(self, error: VerbsCallError) -> RdmaConnectionError:
-        return _refused_call(f"connect to {self.target}: {self.step}", error)
+        return refused_call(f"connect to {self.target}: {self.step}", error)
 
     async def prepare(self, address: str, local: LocalAddresses) -> Connection:
         """Perform the steps up to the queue pair, and post the pooled receives.
@@ -396,7 +382,7 @@ class Attempt:
             try:
                 identifier.resolve_address(host, self.port, source, timeout_ms)
             except VerbsCallError as error:
-                raise _unbound(what, error, source) from error
+                raise unbound(what, error, source) from error
             await self._until(_S.RESOLVING_ROUTE, reactor, handshake)
             hub = await reactor.hub(identifier)
             self._requirement.check(hub.context.device_name, hub.context.kind, what)
@@ -523,107 +509,3 @@ class Attempt:
         if endpoint.state is _S.CONNECTING:
             return self._has_asked and endpoint.hub.is_iwarp and endpoint.cause is None
         return endpoint.state is _S.ESTABLISHED
-
-
-_OF_NETWORKS = frozenset(
-    {
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENETDOWN,
-        errno.ENETUNREACH,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-        errno.ETIMEDOUT,
-    }
-)
-"""What the route, or the wait for the peer, fails with at a socket. (Drivers have others.)"""
-
-
-def _unbound(what: str, error: VerbsCallError, source: tuple[str, int] | None) -> AddressError:
-    """Return the error for an address that could not be resolved, or a source not be bound."""
-    unbound = AddressError._of_call(what, error)
-    if error.errno == errno.ENODEV and source and not is_own_address(source[0]):
-        unbound.errno = errno.EADDRNOTAVAIL  # as of a socket's bind
-    return unbound
-
-
-def _refused_call(what: str, error: VerbsCallError) -> RdmaConnectionError:
-    """Return the ConnectionError for a call that the driver refused."""
-    text = f"{what}: {error}"
-    if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
-        reason = -error.errno
-        return RejectedError(f"{text}: {REJECT_REASONS[reason]}", reason=reason, private_data=b"")
-    if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH):
-        unreachable = UnreachableError(text)
-        unreachable.errno = error.errno
-        return unreachable
-    if error.errno == errno.EPROTO:
-        text += f": {REJECT_REASONS[-error.errno]}"
-    refused = RdmaConnectionError(text)
-    refused.errno = error.errno
-    return refused
-
-
-def failed_handshake(what: str, endpoint: Endpoint) -> Exception:
-    """Return why an endpoint's handshake failed, which is the cause of its end."""
-    cause = endpoint.cause
-    if cause is None:
-        cause = endpoint.teardown.cause = failed_event(what, endpoint.handshake.event)
-    return detached(cause)
-
-
-def failed_event(what: str, event: Event | None) -> Exception:
-    """Return the error for the CM event that ended an attempt."""
-    if event is None:
-        return RdmaConnectionError(f"{what}: no reason was given")
-    status = event.status
-    if status == -1:
-        # This is not EPERM: a call inside librdmacm failed, and its errno is not available.
-        text = "librdmacm gave no reason (status -1)"
-    else:
-        text = os.strerror(-status) if status < 0 else f"status {status}"
-    shortage = descriptors_hint(-status)
-    if shortage is not None:
-        text = f"{text}. {shortage}"
-    kind = event.type
-    if kind is CmEventType.ADDR_ERROR:
-        if shortage is None:
-            text += (
-                ". Either no machine has this address, or no RDMA device reaches it (`rdma link` "
-                "lists devices and their interfaces)"
-            )
-        unresolved = AddressError(f"{what}: resolving the address failed: {text}")
-        unresolved.is_unreached = status == -errno.ENODEV
-        # A broadcast address fails with EACCES, and TCP's connect to it with ENETUNREACH.
-        return _with_errno(unresolved, -errno.ENETUNREACH if status == -errno.EACCES else status)
-    if kind is CmEventType.ROUTE_ERROR:
-        unrouted = RouteError(f"{what}: resolving the route failed: {text}")
-        return _with_errno(unrouted, status, _OF_NETWORKS)
-    if kind is CmEventType.REJECTED:
-        said = event.private_data.rstrip(b"\0")  # zero-padded on InfiniBand and RoCE
-        reason = REJECT_TEXTS.get(said) or REJECT_REASONS.get(status, text)
-        return RejectedError(
-            f"{what}: rejected ({status}): {reason}",
-            reason=status,
-            private_data=event.private_data,
-        )
-    if kind is CmEventType.UNREACHABLE:
-        silent = UnreachableError(f"{what}: the peer's connection manager did not answer: {text}")
-        return _with_errno(silent, status, _OF_NETWORKS)
-    if kind is CmEventType.DISCONNECTED:
-        return DisconnectedError(f"{what}: the peer disconnected at once")
-    if kind is CmEventType.DEVICE_REMOVAL:
-        return DeviceRemovedError(f"{what}: the RDMA device was removed")
-    if status == -errno.EPROTO:
-        text += f": {REJECT_REASONS[status]}"
-    return _with_errno(RdmaConnectionError(f"{what}: {kind.label}: {text}"), status)
-
-
-def _with_errno(
-    error: RdmaConnectionError, status: int, known: frozenset[int] | None = None
-) -> RdmaConnectionError:
-    """Give an error the errno of an event's status, if the status has one, and it is `known`; None:
-    any."""
-    if status < -1 and (known is None or -status in known):
-        error.errno = -status
-    return error

@@ -8,8 +8,6 @@ from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.event_loop import Waiter
 from aiordma._native import ArrivalQueue
 
-__all__ = ("Counter", "open_counter")
-
 _MOST = 2**32 - 1
 
 

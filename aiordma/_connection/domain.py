@@ -21,8 +21,6 @@ from aiordma.verbs.dmabuf import checked_part
 from aiordma.verbs.gpu_memory import register_anywhere
 from aiordma.verbs.memory import MemoryRegion
 
-__all__ = ("Domain", "DomainArgument", "DomainChoice")
-
 
 class Domain(AsyncResource):
     """A protection domain (`ibv_pd`), for the connections that are opened with `domain=`.
@@ -221,9 +219,10 @@ class DomainChoice:
         return self._state
 
     def requirement(self, device: str) -> Requirement:
-        """Return what the device must be: with a domain, that of the domain.
+        """Return what the device must be: with a domain, that of the domain, which must be usable.
 
         Raises:
+            as `DomainState.require_usable`.
             TypeError, ValueError: `device` is invalid, or does not permit the domain's device.
         """
         required = Requirement(device, self._call)
@@ -233,15 +232,8 @@ class DomainChoice:
         name = context.device_name
         if device != "auto" and not required.permits(name, context.kind):
             raise ValueError(f"{self._call}(): device={device!r}: the domain is on {name}")
+        self._state.require_usable()
         return Requirement(name)
-
-    def require_usable(self) -> None:
-        """Check the given domain before anything is opened.
-
-        Raises: as `DomainState.require_usable`.
-        """
-        if self._state is not None:
-            self._state.require_usable()
 
     async def on(
         self, reactor: Reactor, hub: DeviceHub, lane: Lane = CREATES

@@ -6,10 +6,8 @@ import anyio
 
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import MulticastError, UnreachableError, detached
-from aiordma._connection.connector import failed_event
+from aiordma._connection.handshake_errors import failed_event
 from aiordma.verbs.identifier import Event
-
-__all__ = ("EventWaiter", "failure_of")
 
 _FAILURES = (
     CmEventType.ADDR_ERROR,

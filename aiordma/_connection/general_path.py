@@ -24,8 +24,6 @@ from aiordma.verbs import LocalMemory, MemoryWindow, SendWork
 from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.memory import MemorySlice
 
-__all__ = ("GeneralPath", "Sink", "Stage")
-
 _BIND = int(WorkRequestOpcode.BIND_MW)
 _INVALIDATE = int(WorkRequestOpcode.LOCAL_INV)
 

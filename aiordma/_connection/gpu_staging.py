@@ -13,8 +13,6 @@ from aiordma.verbs.cuda import PinnedMemory
 from aiordma.verbs.foreign_memory import Described
 from aiordma.verbs.memory import MemoryRegion
 
-__all__ = ("read_staged", "write_staged")
-
 HALF = 4 << 20
 """Bytes of a half."""
 

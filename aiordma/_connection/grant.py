@@ -45,8 +45,6 @@ from aiordma.verbs import LocalMemory, MemoryWindow
 from aiordma.verbs.buffers import flat_view
 from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
-__all__ = ("Grant", "open_grant")
-
 _RXE = 0xFFFFFF
 """The vendor_id of rxe, which checks an access through a window against the bounds of the region,
 not of the window."""

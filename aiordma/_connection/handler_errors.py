@@ -19,8 +19,6 @@ from aiordma._base.errors import (
 )
 from aiordma._connection.connection import Connection
 
-__all__ = ("log_failure",)
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 _PEERS_FAULT = (RdmaConnectionError, anyio.BrokenResourceError, anyio.EndOfStream)

@@ -20,10 +20,8 @@ from aiordma._base.fair_queue import FairQueue
 from aiordma._base.origin import origin
 from aiordma._base.socket_address import address_text
 from aiordma._connection.connection import Connection
-from aiordma._connection.connection_request import ConnectionRequest
+from aiordma._connection.incoming import IncomingRequest
 from aiordma._loop.event_loop import EventLoop, Timer, Waiter
-
-__all__ = ("Acceptance", "Establish", "Handshakes", "Take")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -44,7 +42,7 @@ MOST_HANDSHAKES = 128
 MOST_IDLE = 16
 """Tasks that wait for their next handshake."""
 
-Establish: TypeAlias = Callable[[ConnectionRequest, bytes], Awaitable[Connection]]
+Establish: TypeAlias = Callable[[IncomingRequest, bytes], Awaitable[Connection]]
 """Answers a request, with private data, and returns the established connection."""
 
 
@@ -62,7 +60,7 @@ class _Caller:
 class Acceptance:
     """The handshake of one peer, until its connection is returned or its error is raised."""
 
-    def __init__(self, request: ConnectionRequest, private_data: bytes) -> None:
+    def __init__(self, request: IncomingRequest, private_data: bytes) -> None:
         self.request = request
         self.private_data = private_data
         self.looks = 0
@@ -85,7 +83,7 @@ class Acceptance:
     def has_slow_peer(self) -> bool:
         """Whether it may give way to another peer. The peer's last event may be pending now: it was
         slow at the last look, and is waited for now."""
-        return self.waits >= SLOW_LOOKS and self.request._waits_for_peer
+        return self.waits >= SLOW_LOOKS and self.request.waits_for_peer
 
     def take(self) -> Connection:
         """Return the connection, or raise the error. Call this once."""
@@ -120,7 +118,7 @@ class Handshakes:
     def __init__(
         self,
         loop: EventLoop,
-        requests: FairQueue[ConnectionRequest],
+        requests: FairQueue[IncomingRequest],
         establish: Establish,
         after_events: Callable[[Callable[[], None]], None],
         on_leave: Callable[[], None],
@@ -236,7 +234,7 @@ class Handshakes:
 
     def _begin(self, caller: _Caller) -> None:
         request, source = self._requests.popleft()
-        request._origin = caller.origin or request._origin
+        request.origin = caller.origin or request.origin
         handshake = Acceptance(request, caller.private_data)
         self._running.append(handshake, source)
         self._begun.append(handshake)
@@ -273,7 +271,7 @@ class Handshakes:
     def _count_waits(self) -> None:
         self._counting = False
         for handshake in self._running:
-            handshake.waits += handshake.request._waits_for_peer
+            handshake.waits += handshake.request.waits_for_peer
 
     # -- ending handshakes --------------------------------------------------------------------
 
@@ -361,9 +359,9 @@ class Handshakes:
             self._on_leave()
         request, connection = handshake.request, handshake.connection
         if not request.was_answered:
-            request._start_rejecting(self._on_left)  # its task has not begun, and may never begin
+            request.start_rejecting(self._on_left)  # its task has not begun, and may never begin
         else:
-            request._abandon()
+            request.abandon()
             if self._loop.has_ended:
                 self._on_left()  # no task continues, and the connection is closed
             elif connection is not None:

@@ -27,8 +27,6 @@ from aiordma._connection.handshakes import Acceptance
 from aiordma._connection.listener_endpoint import ListenerEndpoint, open_listener
 from aiordma._connection.shared_receive import SharedReceiveQueue
 
-__all__ = ("Listener", "listen")
-
 
 @opens
 async def listen(
@@ -158,7 +156,7 @@ class Listener(AbstractListener[Connection]):
         Cancellation: no peer is lost; the next call returns it.
         """
         self._endpoint.require_here()
-        return await self._endpoint.request()
+        return ConnectionRequest(await self._endpoint.request())
 
     def __aiter__(self) -> Self:
         return self

@@ -31,9 +31,9 @@ from aiordma._base.rejections import BACKLOG_IS_FULL, NOT_SERVING
 from aiordma._base.socket_address import SocketAddress, address_text, unpack_address
 from aiordma._base.statistics import ListenerStatistics
 from aiordma._base.weak_items import WeakItems
-from aiordma._connection.connection_request import ConnectionRequest, RequestTally
 from aiordma._connection.domain import DomainArgument
 from aiordma._connection.handshakes import Acceptance, Establish, Handshakes, Take
+from aiordma._connection.incoming import IncomingRequest, RequestTally
 from aiordma._connection.listener_receives import ListenerReceives
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.shared_receive import SharedReceiveQueue
@@ -46,8 +46,6 @@ from aiordma._runtime.reactor import Reactor
 from aiordma._runtime.teardown import Teardown
 from aiordma.verbs.device import Context, require_device
 from aiordma.verbs.identifier import Event, Identifier
-
-__all__ = ("MOST_BACKLOG", "ListenerEndpoint", "open_listener", "open_listeners", "wait_for_port")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -72,7 +70,7 @@ async def open_listener(
     ipv6_only: bool | None,
     shared_receive: SharedReceiveQueue | int | None = None,
     domain: DomainArgument = None,
-    establish: Establish = ConnectionRequest._open,
+    establish: Establish = IncomingRequest.accept,
 ) -> "ListenerEndpoint":
     """Do the work of `listen`, for a function whose name the errors have."""
     host, port = checked_host(host, "host", call), checked_port(port, "port", call)
@@ -86,7 +84,6 @@ async def open_listener(
     # Check the arguments before anything is opened.
     choice = ListenerReceives(shared_receive, options, domain, call).domain
     requirement = choice.requirement(device)
-    choice.require_usable()
     if requirement.name is not None:
         require_device(requirement.name)
     numeric = await numeric_address(host)
@@ -184,7 +181,7 @@ class ListenerEndpoint:
         self._is_of_one_device = bool(identifier.device_key)  # which was checked
         self._backlog = backlog
         self._requirement = requirement
-        self.requests: FairQueue[ConnectionRequest] = FairQueue()
+        self.requests: FairQueue[IncomingRequest] = FairQueue()
         self._waiters: deque[Waiter] = deque()
         self.is_closed: bool = False
         self.failure: DeviceRemovedError | None = None
@@ -243,7 +240,7 @@ class ListenerEndpoint:
         require_same_process(self.process, self)
         require_here(self.reactor.loop, self)
 
-    async def request(self) -> ConnectionRequest:
+    async def request(self) -> IncomingRequest:
         """Return the next connection request. See `Listener.request`."""
         while not self.requests:
             if self.has_ended:
@@ -259,7 +256,7 @@ class ListenerEndpoint:
                     self._waiters.popleft().wake()  # pass on the wake-up of this cancelled task
                 raise
         request, _ = self.requests.popleft()
-        request._was_handed_out = True
+        request.is_of_program = True
         return request
 
     async def accept(self, private_data: bytes = b"", take: Take | None = None) -> Acceptance:
@@ -308,7 +305,7 @@ class ListenerEndpoint:
                     self._log_shortage(-event.status)
             return
         identifier = Identifier(self.reactor.channel, key=event.new_key)
-        request = ConnectionRequest(
+        request = IncomingRequest(
             self.reactor,
             self.options,
             self._accept_timeout,
@@ -348,11 +345,11 @@ class ListenerEndpoint:
         self._turn_away(displaced, BACKLOG_IS_FULL)
         return True
 
-    def _handle_waiting(self, request: ConnectionRequest, event: Event) -> None:
+    def _handle_waiting(self, request: IncomingRequest, event: Event) -> None:
         """Remove a request from the backlog if its peer withdraws it before the program takes
         it."""
-        request._handle_event(event)
-        if request.is_gone and request in self.requests:
+        request.handle_event(event)
+        if request.withdrawal is not None and request in self.requests:
             self.requests.remove(request)
             self._turn_away(request)
 
@@ -390,10 +387,10 @@ class ListenerEndpoint:
         with borrowed_context(identifier) as context:
             return self._requirement.permits(context.device_name, context.kind)
 
-    def _turn_away(self, request: ConnectionRequest, reason: bytes = b"") -> None:
+    def _turn_away(self, request: IncomingRequest, reason: bytes = b"") -> None:
         self._backlog_full += reason == BACKLOG_IS_FULL
         self._count_leaving()
-        request._start_rejecting(self._has_left, reason)
+        request.start_rejecting(self._has_left, reason)
 
     def _count_leaving(self) -> None:
         self._leaving += 1

@@ -13,8 +13,6 @@ from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.threads import ACCEPTS
 from aiordma.verbs import ProtectionDomain
 
-__all__ = ("ListenerReceives",)
-
 
 class ListenerReceives:
     """The protection domain and the shared receive queues of one listener's connections: none, a

@@ -4,8 +4,6 @@ import errno
 
 from aiordma._base.errors import AddressError, RdmaConnectionError, VerbsCallError
 
-__all__ = ("MOST_ATTEMPTS", "LocalPorts")
-
 MOST_ATTEMPTS = 8
 """How many local ports are tried for a connection or a listener."""
 

@@ -16,8 +16,6 @@ from aiordma._base.states import ConnectionState
 from aiordma._endpoint.arrivals import Arrivals
 from aiordma._endpoint.endpoint import Endpoint
 
-__all__ = ("Message", "MessageQueue")
-
 
 class Message(NamedTuple):
     """A message that arrived: its data, and the other fields of its completion."""

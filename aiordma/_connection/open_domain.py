@@ -19,8 +19,6 @@ from aiordma._runtime.identifiers import hub_of, milliseconds, new_identifier
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs.identifier import Identifier
 
-__all__ = ("open_domain",)
-
 _DISCARD = 9
 """A port to resolve an address with. Nothing is sent to it."""
 

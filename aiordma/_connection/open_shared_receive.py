@@ -12,8 +12,6 @@ from aiordma._runtime.address_lookup import checked_host, device_address
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import hub_of, new_identifier
 
-__all__ = ("open_shared_receive",)
-
 
 @opens
 async def open_shared_receive(
@@ -69,7 +67,6 @@ async def open_shared_receive(
     call = "open_shared_receive"
     choice = DomainChoice(domain, call, pooled=True)
     requirement = choice.requirement(device)
-    choice.require_usable()
     if depth is not None:
         depth = whole_number(depth, "depth", 1, MOST_WORK_REQUESTS, call)
     if max_sge is not None:

@@ -17,16 +17,6 @@ from aiordma._endpoint.capabilities import (
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma.verbs import SendWork
 
-__all__ = (
-    "check_remote",
-    "compare_swap_work",
-    "fetch_add_work",
-    "message_work",
-    "read_work",
-    "send_flags",
-    "write_work",
-)
-
 _SEND = int(WorkRequestOpcode.SEND)
 _SEND_WITH_IMM = int(WorkRequestOpcode.SEND_WITH_IMM)
 _SEND_WITH_INV = int(WorkRequestOpcode.SEND_WITH_INV)

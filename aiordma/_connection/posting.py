@@ -21,8 +21,6 @@ from aiordma._requests.request import WorkRequest
 from aiordma.verbs import LocalMemory
 from aiordma.verbs.memory import MemorySlice
 
-__all__ = ("Posting",)
-
 
 class Posting:
     """Posts to the send queue (Connection), or collects what is posted together (Chain). A call

@@ -20,8 +20,6 @@ from aiordma._connection.connector import connect
 from aiordma.verbs import RegistrableMemory
 from aiordma.verbs.memory import MemoryRegion
 
-__all__ = ("Rails", "open_rails")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 MOST_AT_ONCE = 256

@@ -27,8 +27,6 @@ from aiordma._connection.domain import DomainArgument
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._requests.request import WorkRequest
 
-__all__ = ("ConnectKeywords", "Reconnecting", "Session", "reconnecting")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 EXPLANATION_SECONDS = 2.0

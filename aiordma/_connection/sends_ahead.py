@@ -8,8 +8,6 @@ from itertools import islice
 from aiordma._base.errors import RdmaError, detached
 from aiordma._requests.request import WorkRequest
 
-__all__ = ("SendsAhead",)
-
 
 class SendsAhead:
     """Requests that the program does not wait for, because their memory is not its own. They

@@ -9,13 +9,6 @@ from aiordma._base.hints import is_own_address
 from aiordma._base.rejections import is_listeners_answer, is_programs_answer
 from aiordma._base.socket_address import SocketAddress
 
-__all__ = (
-    "Routes",
-    "first_bound",
-    "first_of_errors",
-    "joined_error",
-)
-
 _OF_BINDS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENODEV)
 """Errnos of local addresses that cannot be bound. ENODEV: no RDMA device has it."""
 

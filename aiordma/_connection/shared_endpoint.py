@@ -58,8 +58,6 @@ from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.identifier import Event, Identifier
 from aiordma.verbs.memory import MemoryRegion, retire_all
 
-__all__ = ("SharedReceiveEndpoint",)
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 _QP_NUM = WorkCompletion._fields.index("qp_num")

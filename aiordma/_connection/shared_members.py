@@ -14,8 +14,6 @@ from aiordma._loop.event_loop import Timer
 from aiordma._native import ArrivalQueue
 from aiordma._runtime.hub import DeviceHub
 
-__all__ = ("SharedReceiveMembers",)
-
 LAST_WQE_SECONDS = 0.2
 """Seconds to wait for the device to report that a queue pair has completed the last receive that it
 consumed. Some devices never report this. If the first report does not arrive in time, no further

@@ -21,8 +21,6 @@ from aiordma.verbs import LocalMemory
 from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
-__all__ = ("SharedReceiveQueue",)
-
 
 class SharedReceiveQueue(AsyncResource):
     """A queue of receives for all connections that are created with `shared_receive=`.

@@ -6,8 +6,6 @@ from aiordma._base.arguments import within_device
 from aiordma._base.errors import NotSupportedError
 from aiordma._runtime.hub import DeviceHub
 
-__all__ = ("MOST_WORK_REQUESTS", "SharedReceiveSettings")
-
 MOST_WORK_REQUESTS = 2**32 - 1
 """The maximum of the C field max_wr. Devices have lower limits."""
 

@@ -36,8 +36,6 @@ from aiordma._runtime.reactor import reactor_of
 from aiordma._runtime.unmanaged_identifier import Unmanaged
 from aiordma.verbs.address import MOST_LID, AddressVector
 
-__all__ = ("QueuePairAddress", "UnmanagedConnection", "open_queue_pair")
-
 _PSN_BYTES = 3
 """A packet number has 24 bits; a stranger must not guess it."""
 
@@ -139,7 +137,6 @@ async def open_queue_pair(
     shared = None if shared_receive is None else shared_receive._endpoint
     choice = DomainChoice(domain, call, None if shared is None else (shared.memory.state,))
     requirement = choice.requirement(device)
-    choice.require_usable()
     chosen = ConnectionOptions._chosen(open_queue_pair, options, keywords)
     if chosen.tos is not None:
         raise ValueError(

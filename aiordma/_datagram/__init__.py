@@ -1,3 +1,1 @@
 """Datagram sockets: peers, groups, and address handles."""
-
-__all__ = ()

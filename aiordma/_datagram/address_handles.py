@@ -17,8 +17,6 @@ from aiordma._loop.threads import PEERS, in_thread, start_destroy
 from aiordma._native import HandleBase
 from aiordma.verbs import AddressHandle, AddressVector, ProtectionDomain
 
-__all__ = ("AddressHandles", "PeerHandle", "close_all")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 

@@ -46,8 +46,6 @@ from aiordma.verbs.address import MOST_LID
 from aiordma.verbs.buffers import flat_view
 from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
-__all__ = ("Datagram",)
-
 
 class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
     """A datagram socket: messages of up to the port's MTU, to any peer. A lost message is not

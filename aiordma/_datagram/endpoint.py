@@ -33,8 +33,6 @@ from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import GRH_BYTES, AddressVector
 from aiordma.verbs.identifier import Event, Identifier
 
-__all__ = ("DatagramEndpoint",)
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 Result = TypeVar("Result")

@@ -7,8 +7,6 @@ from aiordma._base.errors import VerbsCallError
 from aiordma._native import ffi
 from aiordma.verbs import Context
 
-__all__ = ("find_gid", "gid_of")
-
 
 def find_gid(context: Context, port: int, host: str) -> tuple[int, bytes]:
     """Return (index, gid) of a numeric address.

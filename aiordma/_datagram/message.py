@@ -5,12 +5,10 @@ from dataclasses import replace
 
 from aiordma._base.enums import WorkCompletionFlag
 from aiordma._datagram.peer import DatagramPeer
-from aiordma._native import DatagramFields as DatagramArrival
-from aiordma._native import DatagramReceive, SendersBase, given, grh_ends
+from aiordma._native import DatagramFields, SendersBase, given, grh_ends
+from aiordma._native import DatagramReceive as DatagramReceive
 from aiordma.verbs import AddressVector, Context
 from aiordma.verbs.completion import WorkCompletion
-
-__all__ = ("DatagramArrival", "DatagramMessage", "DatagramReceive", "Senders", "is_multicast")
 
 _GRH = int(WorkCompletionFlag.GRH)
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"
@@ -95,7 +93,7 @@ class Senders(SendersBase):
 
 
 @given("datagram")
-class DatagramMessage(DatagramArrival):
+class DatagramMessage(DatagramFields):
     """A datagram that arrived, with its payload: `data`."""
 
     __slots__ = ("data",)

@@ -30,8 +30,6 @@ from aiordma._loop.threads import Once, in_thread, outwait
 from aiordma.verbs import QueuePair
 from aiordma.verbs.identifier import Event, Identifier
 
-__all__ = ("MulticastGroup", "check_group", "join_group")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 

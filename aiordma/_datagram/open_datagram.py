@@ -24,8 +24,6 @@ from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import hub_of, new_identifier
 from aiordma.verbs.address import MOST_GID_INDEX, MOST_SERVICE_LEVEL
 
-__all__ = ("open_datagram",)
-
 _EFFECTIVE = (
     "receive_buffers",
     "max_send_wr",
@@ -129,7 +127,6 @@ async def open_datagram(
         service_level = whole_number(service_level, "service_level", 0, MOST_SERVICE_LEVEL, call)
     choice = DomainChoice(domain, call)
     requirement = choice.requirement(device)
-    choice.require_usable()
     numeric = await device_address(host, call)
 
     async def attempt(provider: Provider) -> Datagram:

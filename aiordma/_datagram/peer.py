@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from aiordma._base.arguments import instance, whole_number
 from aiordma.verbs import AddressVector
 
-__all__ = ("MOST_QKEY", "MOST_QP_NUM", "UDP_QKEY", "DatagramPeer")
-
 UDP_QKEY = 0x01234567
 """RDMA_UDP_QKEY of rdma_cma.h: the qkey of every endpoint of the UDP port space."""
 

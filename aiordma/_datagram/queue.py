@@ -7,8 +7,6 @@ from aiordma._datagram.message import DatagramMessage, Senders
 from aiordma._endpoint.arrivals import Arrivals
 from aiordma._endpoint.endpoint import Endpoint
 
-__all__ = ("DatagramQueue",)
-
 
 class DatagramQueue(Arrivals):
     """The pooled receives of one datagram socket, each of `size` bytes including the GRH."""

@@ -14,8 +14,6 @@ from aiordma._runtime.identifiers import ROUTE_TIMEOUT_MS, drop, milliseconds
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs.identifier import Identifier
 
-__all__ = ("resolve_peer",)
-
 
 async def resolve_peer(
     reactor: Reactor,

@@ -1,3 +1,1 @@
 """A queue pair on an event loop: its lifecycle, its work queues, and the staging of buffers."""
-
-__all__ = ()

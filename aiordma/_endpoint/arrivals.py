@@ -19,8 +19,6 @@ from aiordma._base.states import ConnectionState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._native import ArrivalQueue, ArrivalView, Lease, PooledReceives
 
-__all__ = ("Arrivals", "chain_length")
-
 LONGEST_CHAIN = 16
 
 PAUSE = 64

@@ -7,15 +7,6 @@ from aiordma._base.enums import AtomicCapability, QueuePairType
 from aiordma._base.errors import NotSupportedError
 from aiordma._endpoint.endpoint import Endpoint
 
-__all__ = (
-    "has_immediate",
-    "require_atomics",
-    "require_immediate",
-    "require_invalidate",
-    "require_reads",
-    "require_windows",
-)
-
 
 def _name(endpoint: Endpoint) -> str:
     return endpoint.hub.context.device_name

@@ -22,17 +22,6 @@ from aiordma._base.states import ConnectionState
 from aiordma._endpoint.pair import Pair
 from aiordma.verbs.identifier import Event
 
-__all__ = (
-    "Evidence",
-    "Follows",
-    "Seen",
-    "What",
-    "device_error",
-    "event_cause",
-    "ruling",
-    "silence_error",
-)
-
 
 class What(Enum):
     """What was seen of a connection."""

@@ -30,15 +30,6 @@ from aiordma.verbs import ProtectionDomain
 from aiordma.verbs.identifier import Event, Identifier
 from aiordma.verbs.memory import MemoryRegion, retire_all, retire_or_log
 
-__all__ = (
-    "DomainState",
-    "kept_open",
-    "make_private",
-    "make_raw",
-    "start_deregistering",
-    "wrong_domain",
-)
-
 Region = TypeVar("Region", bound=MemoryRegion)
 
 PRIVATE_SLAB = 1 << 16

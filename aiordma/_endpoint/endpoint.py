@@ -63,8 +63,6 @@ from aiordma.verbs.async_event import QUEUE_PAIR_ERRORS
 from aiordma.verbs.identifier import Event, Identifier
 from aiordma.verbs.memory import retire_all
 
-__all__ = ("Endpoint", "SharedReceives")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 FLUSH_CAUSE_SECONDS = 1.0

@@ -9,8 +9,6 @@ from aiordma._base.time_limit import TimeLimit
 from aiordma._loop.event_loop import EventLoop, Waiter
 from aiordma.verbs.identifier import Event
 
-__all__ = ("IN_PROGRESS", "Handshake")
-
 IN_PROGRESS = (ConnectionState.CONNECTING, ConnectionState.ACCEPTING)
 """The states of a connection whose queue pair exists, and which is not established yet."""
 

@@ -11,8 +11,6 @@ from aiordma._loop.event_loop import EventLoop, Timer
 from aiordma._requests.request import WorkRequest
 from aiordma.verbs import SendWork
 
-__all__ = ("KEEPALIVE", "Keepalive", "Probe")
-
 KEEPALIVE = "keepalive (WRITE)"
 """The operation of the requests that a keepalive posts."""
 

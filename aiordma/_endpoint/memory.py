@@ -8,8 +8,6 @@ from aiordma._runtime.hub import DeviceHub
 from aiordma.verbs import ProtectionDomain
 from aiordma.verbs.memory import MemoryRegion
 
-__all__ = ("Memory",)
-
 
 class Memory:
     """The protection domain of an object's requests, the pool of blocks in it, and the regions that

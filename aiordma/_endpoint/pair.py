@@ -22,8 +22,6 @@ from aiordma.verbs import (
 )
 from aiordma.verbs.identifier import Identifier
 
-__all__ = ("Pair", "Window")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 _IN_FORCE = (

@@ -10,8 +10,6 @@ from aiordma._loop.event_loop import EventLoop
 from aiordma._native import OpenRequests
 from aiordma._runtime.tcp_silence import TcpSilence
 
-__all__ = ("PeerWatch",)
-
 
 class PeerWatch:
     """Watches the peer of one connection, until `cancel`.

@@ -15,8 +15,6 @@ from aiordma.verbs import DmabufRegion, RegistrableMemory
 from aiordma.verbs.dmabuf import checked_part
 from aiordma.verbs.memory import MemoryRegion
 
-__all__ = ("make_in_thread", "register", "register_dmabuf", "register_in_thread")
-
 Made = TypeVar("Made")
 
 

@@ -33,18 +33,6 @@ from aiordma.verbs.buffers import address_of, flat_view
 from aiordma.verbs.gpu_memory import register_anywhere
 from aiordma.verbs.memory import MemoryRegion, MemorySlice, gather, retire_all, retire_or_log
 
-__all__ = (
-    "PARTS",
-    "THREAD_LIMIT",
-    "Poster",
-    "Staged",
-    "Staging",
-    "call_of",
-    "not_writable",
-    "register_memory",
-    "several",
-)
-
 PARTS = "parts[{}]"
 """The parameter of calls that take several buffers, with {} for the index of a buffer."""
 

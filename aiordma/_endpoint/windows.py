@@ -12,8 +12,6 @@ from aiordma._runtime.teardown import Phase
 from aiordma.verbs import MemoryWindow
 from aiordma.verbs.memory import MemorySlice
 
-__all__ = ("BoundWindow", "check_bindable", "check_window_memory")
-
 
 class BoundWindow(WindowBase):
     """A memory window of a connection. `remote` is the range that a peer may access while the

@@ -31,8 +31,6 @@ from aiordma.verbs import MemoryWindow, ProtectionDomain, SendWork
 from aiordma.verbs.memory import MemorySlice
 from aiordma.verbs.send_work import pack_chain
 
-__all__ = ("QueueOwner", "ReceiveQueue", "SendQueue", "Work", "WorkQueue")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 LONG_WAIT = 5.0
@@ -139,7 +137,17 @@ class SendQueue(WorkQueue):
             self._take(taken)
             request = self._request(work)
             taken.hand_over()
-        self.post_prepared([work], [request], signal_last_only=False)
+        pair = self._owner.pair.raw
+        assert pair is not None
+        try:
+            self._enter(request)
+            self._owner.hub.watch_over()  # now: nothing may fail behind the post
+            flags = int(work.flags) | _SIGNALED
+            error, posted = pair.post_send_chain([work], [request.wr_id], [flags])
+        except BaseException as refused:
+            self._not_posted([request], refused)
+            raise
+        self.chain_posted(error, posted, [request], False)
         return request
 
     def _take(self, slot: Slot, chain: ChainPort | None = None) -> None:
@@ -167,7 +175,7 @@ class SendQueue(WorkQueue):
 
     def prepare(self, work: SendWork, chain: ChainPort) -> WorkRequest:
         """Create a request of a chain, which has a slot and holds its memory. Post it with
-        `post_prepared`, or fail it.
+        `post_collected`, or fail it.
 
         Raises:
             QueueFullError: no slot is free.
@@ -180,40 +188,6 @@ class SendQueue(WorkQueue):
             slot.hand_over()
         return request
 
-    def post_prepared(
-        self, works: Sequence[SendWork], requests: list[WorkRequest], *, signal_last_only: bool
-    ) -> None:
-        """Post prepared requests as one chain. Refused requests fail with the error, and give their
-        slots back.
-
-        Args:
-            works: the operations, in order.
-            requests: the request of each operation.
-            signal_last_only: only the last request is signaled. Its completion completes the
-                earlier ones, which keep their slots until then.
-
-        Raises:
-            PartialPostError: the device refused a request after the first. The error names it, and
-                has the earlier requests, which are posted.
-            VerbsCallError: the device refused the first request.
-        """
-        assert self._owner.pair.raw is not None
-        try:
-            flags = [int(work.flags) | _SIGNALED for work in works]
-            if signal_last_only:
-                flags[:-1] = [value & ~_SIGNALED for value in flags[:-1]]
-            for request in requests:
-                self._enter(request)
-                if signal_last_only:
-                    request._set_run(requests)
-            wr_ids = [request.wr_id for request in requests]
-            self._owner.hub.watch_over()  # now: nothing may fail behind the post
-            error, posted = self._owner.pair.raw.post_send_chain(works, wr_ids, flags)
-        except BaseException as refused:
-            self._not_posted(requests, refused)
-            raise
-        self.chain_posted(error, posted, requests, signal_last_only)
-
     def post_collected(
         self,
         port: ChainPort,
@@ -222,8 +196,21 @@ class SendQueue(WorkQueue):
         *,
         signal_last_only: bool,
     ) -> None:
-        """Post a chain as `post_prepared` does, after its port has created its plain requests.
-        `works` are the operations of all other requests, `requests` those of the port."""
+        """Post a chain, whose port has created its plain requests. Refused requests fail with the
+        error, and give their slots back.
+
+        Args:
+            port: the chain's.
+            works: the operations of the requests that are not plain.
+            requests: all of the chain's.
+            signal_last_only: only the last request is signaled. Its completion completes the
+                earlier ones, which keep their slots until then.
+
+        Raises:
+            PartialPostError: the device refused a request after the first. The error names it, and
+                has the earlier requests, which are posted.
+            VerbsCallError: the device refused the first request.
+        """
         try:
             if not works:
                 error = port.post()
@@ -241,8 +228,8 @@ class SendQueue(WorkQueue):
     def chain_posted(
         self, error: int, posted: int, requests: list[WorkRequest], signal_last_only: bool
     ) -> None:
-        """Handle the result of a chain's post. Arguments as of `post_prepared` and `ChainPort`; 0
-        is no error. Raises the errors of `post_prepared`."""
+        """Handle the result of a chain's post. Arguments as of `post_collected` and `ChainPort`; 0
+        is no error. Raises the errors of `post_collected`."""
         if not error:
             return
         if error < 0:

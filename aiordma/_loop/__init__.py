@@ -1,3 +1,1 @@
 """One interface to asyncio, uvloop and trio; the polling event loop; worker threads."""
-
-__all__ = ()

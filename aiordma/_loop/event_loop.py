@@ -29,18 +29,6 @@ from aiordma._native import call_then_run
 if TYPE_CHECKING:
     import trio
 
-__all__ = (
-    "EventLoop",
-    "Timer",
-    "Waiter",
-    "asyncio_event_loop",
-    "current_event_loop",
-    "protected",
-    "require_here",
-    "running_loop",
-    "runs_event_loop",
-)
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 Function = TypeVar("Function", bound=Callable[..., object])

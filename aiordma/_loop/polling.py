@@ -17,8 +17,6 @@ from aiordma._base.arguments import seconds
 from aiordma._loop.private import running_asyncio_loop
 from aiordma._native import Spinner
 
-__all__ = ("SPIN", "PollingEventLoop", "new_event_loop", "run")
-
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 

@@ -7,23 +7,10 @@ more, `_Py_NewReference`, in engine/request.c.
 import asyncio
 from asyncio import _get_running_loop
 from asyncio.constants import _SendfileMode
-from asyncio.sslproto import SSLProtocol
+from asyncio.sslproto import SSLProtocol as SSLProtocol
 from asyncio.transports import _FlowControlMixin
 from collections.abc import Callable, Sequence
 from typing import Any
-
-__all__ = (
-    "FALLBACK",
-    "FlowControlMixin",
-    "SSLProtocol",
-    "copies_at_once",
-    "expect_unfinished",
-    "is_nested",
-    "leave_the_system",
-    "running_asyncio_loop",
-    "secured_transport",
-    "timers",
-)
 
 FlowControlMixin = _FlowControlMixin
 """Pauses and resumes a protocol at the limits of a transport's write buffer."""

@@ -29,22 +29,6 @@ from aiordma._base.process import here
 from aiordma._base.system import system
 from aiordma._loop.event_loop import EventLoop, Waiter
 
-__all__ = (
-    "ACCEPTS",
-    "CREATES",
-    "DESTROYS",
-    "PEERS",
-    "THREAD_NAME",
-    "Calls",
-    "Lane",
-    "Once",
-    "close_unwanted",
-    "in_thread",
-    "outwait",
-    "start_call",
-    "start_destroy",
-)
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 THREAD_NAME = "aiordma: a call into the driver"

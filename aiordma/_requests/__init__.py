@@ -1,3 +1,1 @@
 """Work requests, the in-flight table, the drain, credits, and pools of registered memory."""
-
-__all__ = ()

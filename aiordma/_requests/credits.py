@@ -13,8 +13,6 @@ from aiordma._base.errors import detached
 from aiordma._loop.event_loop import EventLoop, Waiter
 from aiordma._native import Slots
 
-__all__ = ("Credits", "Slot")
-
 
 class Slot:
     """A slot that was taken, or that `Credits.take_into` will take in its `with` block. The end of

@@ -13,12 +13,11 @@ import mmap
 from collections import defaultdict
 from contextlib import suppress
 
-from aiordma._native import Lease, Pool, Slab
+from aiordma._native import Lease as Lease
+from aiordma._native import Pool, Slab
 from aiordma._requests.registrations import RegistrationCache
 from aiordma.verbs import ProtectionDomain
 from aiordma.verbs.memory import MemoryRegion, retire_all
-
-__all__ = ("SLAB", "BufferPool", "Lease")
 
 SMALLEST = 256
 SLAB = 1 << 20

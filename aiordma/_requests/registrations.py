@@ -25,8 +25,6 @@ from aiordma._loop.event_loop import EventLoop
 from aiordma.verbs.buffers import address_of
 from aiordma.verbs.memory import MemoryRegion, MemorySlice, retire_all, retire_or_log
 
-__all__ = ("LentRegistration", "RegistrationCache")
-
 MAX_BYTES = 1 << 28
 """The default of `RegistrationCache.max_bytes`."""
 

@@ -16,10 +16,9 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from aiordma._loop.event_loop import EventLoop, Waiter
-from aiordma._native import WorkRequest, given
+from aiordma._native import WorkRequest as WorkRequest
+from aiordma._native import given
 from aiordma.verbs.completion import WorkCompletion
-
-__all__ = ("Holdable", "RequestOwner", "WorkRequest", "fail_all")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 

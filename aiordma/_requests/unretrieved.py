@@ -7,8 +7,6 @@ from aiordma._base.process import here
 from aiordma._loop.event_loop import EventLoop
 from aiordma._requests.request import WorkRequest
 
-__all__ = ("Unretrieved",)
-
 NAMED = 3
 """Number of requests that a report names; it counts the rest."""
 

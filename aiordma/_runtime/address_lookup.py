@@ -19,19 +19,6 @@ from aiordma._loop.threads import PEERS, Once, start_call
 from aiordma._native import ffi, lib
 from aiordma.verbs import Device
 
-__all__ = (
-    "ResolvedAddress",
-    "addresses_of",
-    "checked_host",
-    "checked_port",
-    "checked_service",
-    "device_address",
-    "devices",
-    "known_address",
-    "numeric_address",
-    "resolve",
-)
-
 Result = TypeVar("Result")
 
 _SERVICE = "a port in 0..65535, or a name from /etc/services"

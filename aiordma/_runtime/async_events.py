@@ -14,8 +14,6 @@ from aiordma._native import ffi
 from aiordma.verbs import AsyncEvent, Context
 from aiordma.verbs.async_event import take_async_event
 
-__all__ = ("AsyncEventRouter", "Subscription", "join_router")
-
 Handler = Callable[[AsyncEvent], None]
 
 

@@ -25,8 +25,6 @@ from aiordma._base.provider import (
 from aiordma._base.socket_address import is_loopback
 from aiordma.verbs.device import require_device
 
-__all__ = ("with_device",)
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 Result = TypeVar("Result")

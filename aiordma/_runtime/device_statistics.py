@@ -13,8 +13,6 @@ from aiordma._base.weak_items import WeakItems
 from aiordma._native import Drain
 from aiordma._requests.registrations import RegistrationCache
 
-__all__ = ("HubCounters", "statistics")
-
 Read = TypeVar("Read")
 
 LEFT_AT_ONCE = 64

@@ -44,8 +44,6 @@ from aiordma.verbs import (
 )
 from aiordma.verbs.async_event import QUEUE_PAIR_ERRORS
 
-__all__ = ("CompletionQueueShare", "DeviceHub")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 ROUNDS = 16

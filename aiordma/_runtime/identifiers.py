@@ -11,8 +11,6 @@ from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import Reactor, reactor_of
 from aiordma.verbs.identifier import Identifier
 
-__all__ = ("ROUTE_TIMEOUT_MS", "drop", "hub_of", "milliseconds", "new_identifier")
-
 ROUTE_TIMEOUT_MS = 2000
 """Timeout of one query to InfiniBand's subnet manager, which is repeated. Ethernet has no query."""
 

@@ -33,14 +33,6 @@ from aiordma._runtime.unmanaged_identifier import Unmanaged, opened_device
 from aiordma.verbs import Context
 from aiordma.verbs.identifier import Event, EventChannel, Identifier
 
-__all__ = (
-    "AtLoopEnd",
-    "Closable",
-    "Reactor",
-    "current_reactors",
-    "reactor_of",
-)
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 EventHandler = Callable[[Event], None]

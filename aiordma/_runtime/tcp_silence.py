@@ -17,8 +17,6 @@ from aiordma._base.socket_address import SocketAddress
 from aiordma._base.system import system
 from aiordma._loop.event_loop import EventLoop, Timer
 
-__all__ = ("TcpInfo", "TcpSilence", "parse_answer", "query_of", "tcp_info")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 CHECK_SECONDS = 1.0

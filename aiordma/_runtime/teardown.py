@@ -31,8 +31,6 @@ from aiordma._native import leak
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import Reactor
 
-__all__ = ("Above", "Owner", "Phase", "Teardown")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 

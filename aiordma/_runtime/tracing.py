@@ -20,8 +20,6 @@ from aiordma._base.enums import WorkCompletionStatus
 from aiordma._base.errors import BusyError
 from aiordma._native import begin_trace, take_trace
 
-__all__ = ("Trace", "TracedRequest", "start_trace_of_environment", "trace")
-
 logger: logging.Logger = logging.getLogger("aiordma")
 
 TRACE = "AIORDMA_TRACE"

@@ -8,8 +8,6 @@ from aiordma._native import ffi
 from aiordma.verbs import Context
 from aiordma.verbs.device import no_such_device
 
-__all__ = ("Unmanaged", "opened_device")
-
 
 class Unmanaged:
     """Of a queue pair that its owner moves through the states. It has no events."""

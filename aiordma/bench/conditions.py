@@ -5,16 +5,9 @@ from dataclasses import dataclass
 
 from aiordma.bench.workload import Workload
 
-__all__ = ("MTU_REFUSED", "Conditions")
+__all__ = ("Conditions",)
 
 MOST_QUEUE_PAIRS = 1024
-
-MTU_REFUSED = (
-    "-m: aiordma bench connects with rdma_cm (perftest's -R), which takes the path MTU from the "
-    "ports of both sides, as perftest with -R does. On RoCE, set the MTU of the network interface: "
-    "`ip link set dev eth0 mtu 1500` gives a path MTU of 1024. On iWARP, TCP segments the data. "
-    "`aiordma info` shows active_mtu"
-)
 
 
 @dataclass(frozen=True, slots=True)

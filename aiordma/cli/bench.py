@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from aiordma import ConnectTimeoutError, UnreachableError
 from aiordma.bench.client import measure
-from aiordma.bench.conditions import MTU_REFUSED, Conditions
+from aiordma.bench.conditions import Conditions
 from aiordma.bench.loops import LOOPS, SPIN, check_loop, run
 from aiordma.bench.meter import Measurement
 from aiordma.bench.mistakes import FAILED, first_error, one_line, status_of
@@ -27,8 +27,6 @@ from aiordma.bench.tcp import measure_protocol, measure_streams
 from aiordma.bench.workload import OPERATIONS, Workload, row_name
 from aiordma.cli.options import DeviceName, check_device, finite
 from aiordma.cli.running import fail, reporting
-
-__all__ = ("bench",)
 
 PORT = 7474
 STREAM = "stream"
@@ -120,9 +118,6 @@ Inline = Annotated[
     int | None,
     typer.Option("--inline_size", "-I", help="Bytes: the longest message that is posted inline."),
 ]
-PathMtu = Annotated[
-    int | None, typer.Option("--mtu", "-m", hidden=True)  # refused, with the reason
-]
 GidIndex = Annotated[
     int | None, typer.Option("--gid-index", "-x", help="Of datagrams; rdma_cm chooses others.")
 ]
@@ -152,7 +147,6 @@ class _Options:
     queue_pairs: QueuePairs = 1
     both: Both = False
     inline: Inline = None
-    mtu: PathMtu = None
     gid_index: GidIndex = None
     service_level: ServiceLevel = None
     tos: Tos = None
@@ -174,7 +168,7 @@ class _Options:
         self.works = _works(own, self.size, self.depth, both=self.both, inline=self.inline)
         # What streams and TCP are measured with.
         self.messages = _works(["messages"], self.size, self.depth, both=False, inline=None)
-        _check(self.conditions, self.works, self.mtu)
+        _check(self.conditions, self.works)
 
     def check_writable(self) -> None:
         """Open the file before anything is measured, without a change.
@@ -327,10 +321,8 @@ def _works(
     ]
 
 
-def _check(conditions: Conditions, works: list[Workload], mtu: int | None) -> None:
+def _check(conditions: Conditions, works: list[Workload]) -> None:
     """Refuse what cannot apply, before anything is measured."""
-    if mtu is not None:
-        raise typer.BadParameter(MTU_REFUSED)
     try:
         conditions.check(works)
     except ValueError as error:

@@ -17,8 +17,6 @@ from aiordma.cli.system import (
     System,
 )
 
-__all__ = ("CHECKS", "Finding", "check", "works")
-
 _ENOUGH_MEMLOCK = 64 * 1024 * 1024
 _ROCE_HEADERS = 1024 + 58
 """Bytes of an Ethernet frame that carries 1024 bytes with RoCE v2 over IPv4."""

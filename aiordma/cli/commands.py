@@ -8,15 +8,13 @@ from typing import Annotated
 import typer
 
 from aiordma import RdmaError
+from aiordma.bench.mistakes import one_line
 from aiordma.cli.bench import bench
 from aiordma.cli.cp import cp
 from aiordma.cli.doctor import doctor
 from aiordma.cli.exec import execute
 from aiordma.cli.info import info
 from aiordma.cli.ping import ping
-from aiordma.cli.running import one_line
-
-__all__ = ("main",)
 
 
 def main() -> None:

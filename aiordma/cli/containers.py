@@ -4,8 +4,6 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ("container_of", "memlock_command", "nodes_command")
-
 _MARKERS = (
     ("var/run/secrets/kubernetes.io", "kubernetes"),
     (".dockerenv", "docker"),

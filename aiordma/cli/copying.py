@@ -25,8 +25,6 @@ from aiordma.cli.rcopy import (
 )
 from aiordma.streams import Stream
 
-__all__ = ("FileReceiver", "Progress", "send_file")
-
 CHUNK_BYTES = 1 << 20
 Progress = Callable[[int, int], object]
 """Called with the bytes that are done, and with all of them."""

@@ -21,8 +21,6 @@ from aiordma.cli.rcopy import PORT, RcopyError
 from aiordma.cli.running import run_command
 from aiordma.streams import Stream, connect_stream, listen_stream
 
-__all__ = ("cp", "split_target")
-
 
 def cp(
     context: typer.Context,

@@ -15,11 +15,10 @@ import typer
 
 import aiordma
 from aiordma._base.provider import Requirement
+from aiordma.bench.mistakes import one_line
 from aiordma.cli.checks import Finding, check, works
-from aiordma.cli.running import one_line, run_command
+from aiordma.cli.running import run_command
 from aiordma.cli.system import SOFTWARE, AddressUse, DeviceState, System, inspect
-
-__all__ = ("doctor",)
 
 SECONDS = 10.0
 NO_RDMA = "RDMA does not work here."

@@ -10,9 +10,8 @@ import typer
 
 import aiordma
 from aiordma._base.provider import check_software_variables
-from aiordma.cli.running import fail, one_line, reporting
-
-__all__ = ("FOLDER", "execute")
+from aiordma.bench.mistakes import one_line
+from aiordma.cli.running import fail, reporting
 
 FOLDER = Path(aiordma.__file__).parent / "_native" / "exported"
 """The folder of the software device's libibverbs.so.1 and librdmacm.so.1."""

@@ -10,11 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from aiordma import RdmaError
+from aiordma.bench.mistakes import one_line
 from aiordma.cli.options import device_names
-from aiordma.cli.running import fail, one_line, reporting
+from aiordma.cli.running import fail, reporting
 from aiordma.verbs import Context, Device, DeviceAttributes, GidEntry, GidType
-
-__all__ = ("describe", "info")
 
 SHOWN_LIMITS = (
     "max_qp",

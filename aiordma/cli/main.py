@@ -4,8 +4,6 @@ import runpy
 import sys
 from importlib.util import find_spec
 
-__all__ = ("main",)
-
 NEEDS = ("typer", "rich")
 
 

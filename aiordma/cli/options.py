@@ -8,16 +8,6 @@ import typer
 from aiordma._base.provider import CLASSES, Requirement
 from aiordma.verbs import Device
 
-__all__ = (
-    "KEEPALIVE",
-    "DeviceName",
-    "Port",
-    "check_device",
-    "device_names",
-    "finite",
-    "is_given",
-)
-
 KEEPALIVE: float = 30.0
 """The `keepalive` of the commands' servers, in seconds: a client that vanished does not keep its
 connection, or its part of a file, until the server ends."""

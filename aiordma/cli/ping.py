@@ -16,8 +16,6 @@ from aiordma.cli.rping import MOST, OPTIONS, PORT, answer
 from aiordma.cli.rping import ping as ping_peer
 from aiordma.cli.running import fail, run_command
 
-__all__ = ("ping",)
-
 
 def ping(
     host: Annotated[

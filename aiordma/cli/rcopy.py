@@ -13,20 +13,6 @@ from typing import Self
 
 import anyio
 
-__all__ = (
-    "HEADER_BYTES",
-    "PORT",
-    "SIZE_BYTES",
-    "Command",
-    "Header",
-    "RcopyError",
-    "close_message",
-    "open_message",
-    "path_of",
-    "size_of",
-    "write_message",
-)
-
 PORT = 7427
 _HEADER = struct.Struct("=BBHIQ")
 HEADER_BYTES = _HEADER.size

@@ -16,22 +16,6 @@ import anyio
 import aiordma
 from aiordma import Access, Connection, ConnectionOptions, RemoteMemory
 
-__all__ = (
-    "DESCRIPTION",
-    "GO_AHEAD",
-    "MOST",
-    "OPTIONS",
-    "PORT",
-    "PingError",
-    "answer",
-    "describe",
-    "described",
-    "next_message",
-    "payload",
-    "ping",
-    "shown",
-)
-
 PORT = 7174
 MOST = (1 << 16) - 1
 """Bytes in a round; the C program takes no more, and no fewer than 23."""
@@ -105,8 +89,9 @@ async def next_message(connection: Connection) -> bytes:
 
 
 def go_ahead(connection: Connection) -> None:
-    # Posted, not awaited: the client's next message, or its leaving, says how it went. The callback
-    # looks at the error, which would be reported otherwise: a client may leave without reading.
+    """Tell the client to go on, without waiting: its next message, or its end, says how it went."""
+    # The callback looks at the error, which would be reported otherwise: a client may leave without
+    # reading.
     connection.post_send(GO_AHEAD).add_done_callback(aiordma.WorkRequest.exception)
 
 

@@ -10,8 +10,6 @@ import typer
 import aiordma
 from aiordma.bench.mistakes import FAILED, first_error, one_line, status_of
 
-__all__ = ("fail", "one_line", "reporting", "run_command")
-
 Result = TypeVar("Result")
 
 INTERRUPTED = 130

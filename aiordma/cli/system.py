@@ -16,21 +16,9 @@ from pathlib import Path
 
 import aiordma
 from aiordma import RdmaError
+from aiordma.bench.mistakes import one_line
 from aiordma.cli.containers import container_of
-from aiordma.cli.running import one_line
 from aiordma.verbs import Context, Device, EventChannel, GidEntry, GidType, Identifier
-
-__all__ = (
-    "BUILT_IN",
-    "SOFTWARE",
-    "AddressUse",
-    "DeviceState",
-    "GidState",
-    "Interface",
-    "PortState",
-    "System",
-    "inspect",
-)
 
 SOFTWARE = "software"
 BUILT_IN = (SOFTWARE, "software_roce")

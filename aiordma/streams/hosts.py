@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from ipaddress import ip_address, ip_network
 
@@ -16,6 +16,13 @@ _EXPECTED = "names with wildcards, addresses and networks, as a text or a list o
 _NAME = re.compile(r"[\w.*?!\[\]-]+")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.*?!\[\]-]*(%[\w.*?!\[\]-]+)?")
 _WILD = re.compile(r"[*?\[]")
+_NUMBERS = re.compile(r"[\d.]+")
+# "*:*" would match all IPv6 addresses, and no other host, which nobody means by it.
+_WITH_PORT = re.compile(r"\[[^]]*:[^]]*\](:\d*)?|[^:]*:\d*|(\*|[^:]*\.[^:]*):[\d*?!\[\]-]*")
+_LAWFUL = (
+    "give names with wildcards, addresses and networks (192.0.2.0/24), separated by commas, and "
+    "no ports, brackets or URLs, as a host is reached over RDMA at every port"
+)
 
 
 class HostRule:
@@ -40,9 +47,9 @@ class HostRule:
                 raise wrong_type(each, f"an item of {where}", _EXPECTED)
         self._patterns: tuple[str, ...] = tuple(each.strip() for each in given if each.strip())
         for pattern in self._patterns:
-            fault = _fault(pattern)
-            if fault is not None:
-                raise ValueError(f"{where}={shown(hosts)}: {shown(pattern)} {fault}")
+            if not _can_match(pattern):
+                text = f"{where}={shown(hosts)}: {shown(pattern)} matches no host: {_LAWFUL}"
+                raise ValueError(text)
 
     def names(self, host: str) -> bool:
         """Return whether a pattern matches the host, a name or an address.
@@ -76,31 +83,13 @@ def _matches(host: str, pattern: str) -> bool:
         return fnmatchcase(host.lower(), pattern.lower())
 
 
-def _fault(pattern: str) -> str | None:
-    """Return why no host can match the pattern, or None. Without this, the hosts that the program
-    means would silently be reached by TCP."""
-    try:
+def _can_match(pattern: str) -> bool:
+    """Return whether a host can match the pattern. Without this, the hosts that the program means
+    would silently be reached by TCP."""
+    with suppress(ValueError):
         ip_network(pattern, strict=False)
-    except ValueError:
-        pass
-    else:
-        return None
-    if "://" in pattern:
-        return "is a URL: give the host's name or address only"
-    if "/" in pattern:
-        return "is not a network, which is an address and the length of its prefix: 192.0.2.0/24"
-    if re.fullmatch(r"[\d.]+", pattern):
-        return "is neither an IPv4 address, which has four numbers up to 255, nor a name"
-    if re.fullmatch(r"\[[^]]*:[^]]*\](:\d*)?", pattern):
-        return "has an IPv6 address in brackets: leave out the brackets, and the port"
-    # "*:*" would match all IPv6 addresses, and no other host, which nobody means by it.
-    if re.fullmatch(r"[^:]*:\d*|(\*|[^:]*\.[^:]*):[\d*?!\[\]-]*", pattern):
-        return "has a port: leave it out, as a host is reached over RDMA at every port"
-    if ":" in pattern:
-        # Of IPv6 addresses, others than those above are patterns by their wildcards.
-        if _IPV6.fullmatch(pattern) and _WILD.search(pattern):
-            return None
-        return "is not an IPv6 address"
-    if not _NAME.fullmatch(pattern):
-        return "is not a name: several are separated by commas"
-    return None
+        return True
+    if ":" in pattern:  # an IPv6 address, which is a pattern by its wildcards
+        is_address = _IPV6.fullmatch(pattern) and _WILD.search(pattern)
+        return bool(is_address) and not _WITH_PORT.fullmatch(pattern)
+    return bool(_NAME.fullmatch(pattern)) and not _NUMBERS.fullmatch(pattern)

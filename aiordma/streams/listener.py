@@ -13,8 +13,8 @@ from aiordma._base.errors import cause_text
 from aiordma._base.opening import opens
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._connection.connection import Connection
-from aiordma._connection.connection_request import ConnectionRequest
 from aiordma._connection.handshakes import Acceptance
+from aiordma._connection.incoming import IncomingRequest
 from aiordma._connection.listener_endpoint import ListenerEndpoint, open_listener
 from aiordma.streams.rsocket import Rsocket
 from aiordma.streams.settings import StreamOptions, StreamSettings, naming
@@ -93,7 +93,7 @@ async def listen_for_rsockets(
 async def _establish(
     settings: StreamSettings,
     rsockets: dict[Connection, Rsocket],
-    request: ConnectionRequest,
+    request: IncomingRequest,
     _private_data: bytes,
 ) -> Connection:
     """Answer a request, and enter the connection's rsocket into `rsockets`."""
@@ -101,7 +101,7 @@ async def _establish(
     connection = await request.prepare()
     try:
         rsocket = settings.rsocket(connection)
-        with naming(request._operation):
+        with naming(request.operation):
             rsocket.start(peer)
         await connection.establish(private_data=rsocket.hello())
         rsocket.begin(is_first=False)

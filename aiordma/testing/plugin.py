@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -183,45 +183,13 @@ def _device_at(address: str) -> str | None:
 # opened in a test's task is closed in it.
 
 
-class _Opener:
-    """The function that a fixture is. A use without a call is a mistake, and says so.
-
-    Args:
-        example: a call of the fixture.
-        function: returns an asynchronous context manager.
-        arguments, keywords: of the function, before those of a call.
-    """
-
-    def __init__(
-        self, example: str, function: Callable[..., Any], *arguments: Any, **keywords: Any
-    ) -> None:
-        self._example = example
-        self._open = partial(function, *arguments, **keywords)
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._open(*arguments, **keywords)
-
-    def _mistaken(self) -> TypeError:
-        name = self._example.partition("(")[0]
-        return TypeError(f"{name} is a function: `async with {self._example} as ...:`")
-
-    async def __aenter__(self) -> NoReturn:
-        raise self._mistaken()
-
-    async def __aexit__(self, *_: object) -> None:
-        raise self._mistaken()
-
-    def __iter__(self) -> NoReturn:
-        raise self._mistaken()
-
-
 @pytest.fixture
 def rdma_pair(
     rdma_address: str, rdma_device: str
 ) -> Callable[..., AbstractAsyncContextManager[tuple[Connection, Connection]]]:
     """`async with rdma_pair() as (client, server)`: a connected pair, with options as of
     `aiordma.connect`."""
-    return _Opener("rdma_pair()", connected_pair, rdma_address, rdma_device)
+    return partial(connected_pair, rdma_address, rdma_device)
 
 
 @pytest.fixture
@@ -229,7 +197,7 @@ def rdma_stream_pair(
     rdma_address: str, rdma_device: str
 ) -> Callable[..., AbstractAsyncContextManager[tuple[Stream, Stream]]]:
     """`async with rdma_stream_pair() as (client, server)`: two ends of a byte stream."""
-    return _Opener("rdma_stream_pair()", stream_pair, rdma_address, rdma_device)
+    return partial(stream_pair, rdma_address, rdma_device)
 
 
 @pytest.fixture
@@ -238,9 +206,7 @@ def rdma_listener(
 ) -> Callable[..., AbstractAsyncContextManager[Listener]]:
     """`async with rdma_listener(handler) as listener`: the handler serves at
     (rdma_address, listener.port)."""
-    return _Opener(
-        "rdma_listener(handler)", serving_listener, address=rdma_address, device=rdma_device
-    )
+    return partial(serving_listener, address=rdma_address, device=rdma_device)
 
 
 @pytest.fixture
@@ -249,7 +215,7 @@ def rdma_fabric(
 ) -> Callable[..., AbstractAsyncContextManager[Fabric]]:
     """`async with rdma_fabric(4) as fabric`: endpoints that are all connected; `fabric[i, j]` is
     the end of `i` of its connection with `j`."""
-    return _Opener("rdma_fabric(2)", fabric, address=rdma_address, device=rdma_device)
+    return partial(fabric, address=rdma_address, device=rdma_device)
 
 
 @pytest.fixture

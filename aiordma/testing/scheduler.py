@@ -39,6 +39,7 @@ EVENTS = (
     "lost: %d bytes",
     "changed %d bytes of a posted request",
     "writes %d bytes by two requests",
+    "accesses %d bytes of a posted request",
     "denies an access: the key was taken back or is unknown, or the range or kind is wrong%.0s",
 )
 """Texts for enum aiordma_simulated_kind."""
@@ -48,6 +49,8 @@ MISUSES = {
     "that was not complete",
     lib.AIORDMA_SIMULATED_TWICE: "gave the device memory of %d bytes, some of which an earlier "
     "request of the connection still writes: by a request",
+    lib.AIORDMA_SIMULATED_ACCESSED: "accessed memory of %d bytes that was the device's: of a "
+    "request that was not complete",
 }
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -60,7 +63,8 @@ class SimulationError(Exception):
 
 class OwnershipError(Exception):
     """A program changed the memory of a posted request before its completion, or let two requests
-    write the same memory. The message has the line that posted it."""
+    write the same memory. The message has the line that posted it, and of guarded memory the line
+    that accessed it."""
 
 
 def _place_of_program() -> str:
@@ -82,6 +86,8 @@ class Scheduler:
         loops: the loops of the hosts that are up, by their numbers.
         frozen: the numbers of hosts that have no turns.
         failures: errors that reached a loop's exception handler, and of ownership.
+        posted, accessed: functions for the device: a request was posted, or its memory accessed.
+        guarded: memory that stays mapped until the end.
     """
 
     def __init__(self) -> None:
@@ -93,7 +99,10 @@ class Scheduler:
         self.failures: list[BaseException] = []
         self.trace: deque[str] = deque(maxlen=KEPT_EVENTS)
         self.posted: Any = ffi.callback("void(uint64_t, uint32_t)", self._posted)
+        self.accessed: Any = ffi.callback("void()", self._accessed)
+        self.guarded: list[Any] = []
         self._posts: dict[tuple[int, int, int], str] = {}
+        self._accesses: list[str] = []
         self._current = NO_HOST
         self._turns = 0  # at this time
         self._traced = 0
@@ -282,11 +291,16 @@ class Scheduler:
             if event.kind in MISUSES:
                 place = self._posts.get((event.sender, event.qp_num, event.wr_id), "unknown")
                 text = MISUSES[event.kind] % event.size
+                if event.kind == lib.AIORDMA_SIMULATED_ACCESSED:
+                    place += f"; accessed at {self._accesses.pop(0)}"
                 self.failures.append(OwnershipError(f"{sender} {text}, posted at {place}"))
         self._traced = count
 
     def _posted(self, wr_id: int, qp_num: int) -> None:
         self._posts[self._current, qp_num, wr_id] = _place_of_program()
+
+    def _accessed(self) -> None:
+        self._accesses.append(_place_of_program())
 
     def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """The loops' exception handler."""

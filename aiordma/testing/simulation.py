@@ -16,6 +16,7 @@ import os
 import random
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
+from mmap import mmap
 from typing import Any, TypeVar
 
 from aiordma._base.calls import check_positive_errno
@@ -295,6 +296,30 @@ class Simulation:
         self._scheduler.addresses[name] = addresses
         self._hosts.append(host)
         return host
+
+    def guarded_memory(self, size: int) -> memoryview:
+        """Make memory that the program must not access while a request has it: not change it while
+        it is sent, and neither read nor change it while a receive, READ or atomic writes it. An
+        access is done nevertheless, and fails the run with an `OwnershipError` that has its line.
+
+        Register it as any memory. Pages (4 KiB) are caught that belong to one request as a whole,
+        of which the end of the memory may be a part. A system call does not do the access: it
+        fails with EFAULT.
+
+        Args:
+            size: bytes.
+
+        Returns:
+            The memory, zeroed, on a page of its own. It is ordinary memory after the simulation.
+
+        Raises:
+            OSError, ValueError: as of `mmap.mmap`.
+        """
+        pages = mmap(-1, size)
+        self._scheduler.guarded.append(pages)
+        error = lib.aiordma_simulated_guard(ffi.from_buffer(pages), size, self._scheduler.accessed)
+        check_positive_errno(error, "aiordma_simulated_guard")
+        return memoryview(pages)
 
     def link(
         self,

@@ -6,7 +6,6 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 
 from tests.attacks.victim import HOST
 from tests.unit.mpa_peer import LOWER, UPPER, Frame, exactly
@@ -107,12 +106,7 @@ class RawPeer:
     def __enter__(self) -> "RawPeer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -154,12 +148,7 @@ class Stream:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over = True
         with suppress(OSError):
             self._peer.socket.shutdown(socket.SHUT_RDWR)  # which wakes both threads

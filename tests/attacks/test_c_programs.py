@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import aiordma
 from aiordma.cli.exec import FOLDER
 from tests.attacks.good_client import GoodClient
-from tests.attacks.victim import HOST, Ready, Victim
+from tests.attacks.services import serve_echo
+from tests.attacks.victim import Victim
 from tests.unit.sources import ROOT
 
 KINDS = {
@@ -22,17 +22,6 @@ KINDS = {
     "forks": {0},
 }
 """What tests/native/wild.c does, and how it may end."""
-
-
-async def echo(connection: aiordma.Connection) -> None:
-    async for message in connection:
-        await connection.send(message)
-
-
-async def serve_echo(ready: Ready) -> None:
-    async with aiordma.listen(HOST) as listener:
-        ready(listener.port)
-        await listener.serve(echo)
 
 
 @pytest.fixture(scope="module")

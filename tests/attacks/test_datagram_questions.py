@@ -4,7 +4,6 @@ import itertools
 import socket
 import threading
 import time
-from types import TracebackType
 
 import anyio
 
@@ -54,12 +53,7 @@ class Questions:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over = True
         self._thread.join(60)
         self._socket.close()

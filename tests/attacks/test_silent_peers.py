@@ -8,7 +8,6 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
-from types import TracebackType
 
 import anyio
 import pytest
@@ -18,6 +17,7 @@ from tests.attacks.good_client import GoodClient
 from tests.attacks.peer import raw_socket
 from tests.attacks.victim import HOST, Ready, Victim
 from tests.unit.mpa_peer import Frame, has_ended
+from tests.waiting import wait_until
 
 MANY_DESCRIPTORS = 8000
 HALF = Frame().pack()[:10]
@@ -78,12 +78,7 @@ class SilentPeers:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over = True
         self._thread.join(60)
         self._poll.close()
@@ -192,6 +187,7 @@ def test_shortage_is_logged_once_and_ends() -> None:
 
     with Victim(serve_commands, descriptors=256) as victim:
         anyio.run(attack, victim)
+        wait_until(lambda: "RLIMIT_NOFILE" in victim.log())  # a thread reads it
         lines = [line for line in victim.log().splitlines() if "RLIMIT_NOFILE" in line]
         assert len(lines) == 1, victim.log()
         assert "256" in lines[0]
@@ -222,4 +218,5 @@ def test_full_server_turns_peers_away_at_once() -> None:
 
     with Victim(serve_commands, descriptors=256) as victim:
         anyio.run(attack, victim)
+        wait_until(lambda: "RLIMIT_NOFILE" in victim.log())
         assert victim.log().count("RLIMIT_NOFILE") == 1, victim.log()

@@ -13,6 +13,7 @@ import pytest
 import aiordma
 from tests.attacks.good_client import GoodClient
 from tests.attacks.peer import raw_socket
+from tests.attacks.services import echo, serve_echo
 from tests.attacks.test_accept import OTHER_HOST, is_open
 from tests.attacks.victim import HOST, Ready, Victim
 from tests.internals import MOST_HANDSHAKES
@@ -21,17 +22,6 @@ from tests.unit.mpa_peer import LOWER, UPPER, Frame, has_ended
 REQUEST = Frame(inbound=4 | UPPER, outbound=4 | UPPER | LOWER).pack()
 HALF_A_REPLY = Frame(True).pack()[:10]
 PATIENCE = 60
-
-
-async def echo(connection: aiordma.Connection) -> None:
-    async for message in connection:
-        await connection.send(message)
-
-
-async def serve_echo(ready: Ready) -> None:
-    async with aiordma.listen(HOST) as listener:
-        ready(listener.port)
-        await listener.serve(echo)
 
 
 async def serve_echo_impatiently(ready: Ready) -> None:

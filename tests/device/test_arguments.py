@@ -118,139 +118,82 @@ class Call:
 
 WORD, ANY32 = Whole(64, signed=True), Whole(32, none=True)
 
-CONNECTION: dict[str, Call] = {
-    "post_send": Call(
-        lambda w, data, **k: w.client.post_send(data, **k), lambda w: {}, {"data": BUFFER}
+READS = {"remote": REMOTE_RANGE, "local": BUFFER}, None
+READVS = {"remote": REMOTE_RANGE, "parts": PARTS}, "scattered_read"
+WRITEVS = {"remote": REMOTE_RANGE, "parts": PARTS}, None
+SWAP = {"remote": REMOTE_RANGE, "compare": WORD, "swap": WORD}
+ADD = {"remote": REMOTE_RANGE, "add": WORD}
+BUFFERS = {"buffer": BUFFER, "access": ACCESS}
+DMABUF = {
+    "fd": Whole(31),
+    "length": Whole(63),
+    "offset": Whole(63),
+    "access": ACCESS,
+    "iova": Whole(64, none=True),
+}
+
+
+def _nothing(_: World) -> dict[str, Any]:
+    return {}
+
+
+def _beside(w: World, **others: Any) -> dict[str, Any]:
+    return {"remote": w.remote, **others}
+
+
+def _to_grant(w: World) -> dict[str, Any]:
+    return {"memory": w.region[:8], "access": aiordma.Access.REMOTE_READ}
+
+
+METHODS: dict[
+    str, tuple[Callable[[World], dict[str, Any]], tuple[dict[str, object], str | None]]
+] = {
+    "post_send": (_nothing, ({"data": BUFFER}, None)),
+    "post_sendv": (_nothing, ({"parts": PARTS}, None)),
+    "send": (_nothing, ({"item": BUFFER}, None)),
+    "sendv": (_nothing, ({"parts": PARTS}, None)),
+    "post_recv": (_nothing, ({"buffer": BUFFER}, None)),
+    "post_recvv": (_nothing, ({"parts": PARTS}, None)),
+    "post_read": (lambda w: _beside(w, local=bytearray(8)), READS),
+    "post_readv": (lambda w: _beside(w, parts=[bytearray(8)]), READVS),
+    "read": (lambda w: _beside(w, local=bytearray(8)), READS),
+    "readv": (lambda w: _beside(w, parts=[bytearray(8)]), READVS),
+    "read_bytes": (_beside, ({"remote": REMOTE_RANGE, "max_bytes": Whole(64)}, None)),
+    "post_write": (lambda w: _beside(w, local=bytes(8)), READS),
+    "post_writev": (lambda w: _beside(w, parts=[bytes(8)]), WRITEVS),
+    "write": (lambda w: _beside(w, local=bytes(8)), READS),
+    "writev": (lambda w: _beside(w, parts=[bytes(8)]), WRITEVS),
+    "post_compare_swap": (
+        lambda w: _beside(w, local=bytearray(8), compare=0, swap=1),
+        ({"local": BUFFER, **SWAP}, "atomics"),
     ),
-    "post_sendv": Call(
-        lambda w, parts, **k: w.client.post_sendv(parts, **k), lambda w: {}, {"parts": PARTS}
+    "post_fetch_add": (
+        lambda w: _beside(w, local=bytearray(8), add=0),
+        ({"local": BUFFER, **ADD}, "atomics"),
     ),
-    "send": Call(lambda w, item, **k: w.client.send(item, **k), lambda w: {}, {"item": BUFFER}),
-    "sendv": Call(lambda w, parts, **k: w.client.sendv(parts, **k), lambda w: {}, {"parts": PARTS}),
-    "post_recv": Call(
-        lambda w, buffer: w.client.post_recv(buffer), lambda w: {}, {"buffer": BUFFER}
-    ),
-    "post_recvv": Call(lambda w, parts: w.client.post_recvv(parts), lambda w: {}, {"parts": PARTS}),
-    "post_read": Call(
-        lambda w, remote, local: w.client.post_read(local, remote),
-        lambda w: {"remote": w.remote, "local": bytearray(8)},
-        {"remote": REMOTE_RANGE, "local": BUFFER},
-    ),
-    "post_readv": Call(
-        lambda w, remote, parts: w.client.post_readv(parts, remote),
-        lambda w: {"remote": w.remote, "parts": [bytearray(8)]},
-        {"remote": REMOTE_RANGE, "parts": PARTS},
-        "scattered_read",
-    ),
-    "read": Call(
-        lambda w, remote, local: w.client.read(local, remote),
-        lambda w: {"remote": w.remote, "local": bytearray(8)},
-        {"remote": REMOTE_RANGE, "local": BUFFER},
-    ),
-    "readv": Call(
-        lambda w, remote, parts: w.client.readv(parts, remote),
-        lambda w: {"remote": w.remote, "parts": [bytearray(8)]},
-        {"remote": REMOTE_RANGE, "parts": PARTS},
-        "scattered_read",
-    ),
-    "read_bytes": Call(
-        lambda w, remote, **k: w.client.read_bytes(remote, **k),
-        lambda w: {"remote": w.remote},
-        {"remote": REMOTE_RANGE, "max_bytes": Whole(64)},
-    ),
-    "post_write": Call(
-        lambda w, local, remote: w.client.post_write(local, remote),
-        lambda w: {"remote": w.remote, "local": bytes(8)},
-        {"remote": REMOTE_RANGE, "local": BUFFER},
-    ),
-    "post_writev": Call(
-        lambda w, parts, remote: w.client.post_writev(parts, remote),
-        lambda w: {"remote": w.remote, "parts": [bytes(8)]},
-        {"remote": REMOTE_RANGE, "parts": PARTS},
-    ),
-    "write": Call(
-        lambda w, local, remote: w.client.write(local, remote),
-        lambda w: {"remote": w.remote, "local": bytes(8)},
-        {"remote": REMOTE_RANGE, "local": BUFFER},
-    ),
-    "writev": Call(
-        lambda w, parts, remote: w.client.writev(parts, remote),
-        lambda w: {"remote": w.remote, "parts": [bytes(8)]},
-        {"remote": REMOTE_RANGE, "parts": PARTS},
-    ),
-    "post_compare_swap": Call(
-        lambda w, **k: w.client.post_compare_swap(**k),
-        lambda w: {"local": bytearray(8), "remote": w.remote, "compare": 0, "swap": 1},
-        {"local": BUFFER, "remote": REMOTE_RANGE, "compare": WORD, "swap": WORD},
-        "atomics",
-    ),
-    "post_fetch_add": Call(
-        lambda w, **k: w.client.post_fetch_add(**k),
-        lambda w: {"local": bytearray(8), "remote": w.remote, "add": 0},
-        {"local": BUFFER, "remote": REMOTE_RANGE, "add": WORD},
-        "atomics",
-    ),
-    "compare_swap": Call(
-        lambda w, **k: w.client.compare_swap(**k),
-        lambda w: {"remote": w.remote, "compare": 0, "swap": 1},
-        {"remote": REMOTE_RANGE, "compare": WORD, "swap": WORD},
-        "atomics",
-    ),
-    "fetch_add": Call(
-        lambda w, **k: w.client.fetch_add(**k),
-        lambda w: {"remote": w.remote, "add": 0},
-        {"remote": REMOTE_RANGE, "add": WORD},
-        "atomics",
-    ),
-    "register": Call(
-        lambda w, **k: w.client.register(**k),
-        lambda w: {"buffer": bytearray(8)},
-        {"buffer": BUFFER, "access": ACCESS},
-    ),
-    "register_dmabuf": Call(
-        lambda w, **k: w.client.register_dmabuf(**k),
-        lambda w: {"fd": page(), "length": PAGESIZE},
-        {
-            "fd": Whole(31),
-            "length": Whole(63),
-            "offset": Whole(63),
-            "access": ACCESS,
-            "iova": Whole(64, none=True),
-        },
-        "dmabuf",
-    ),
-    "register_in_thread": Call(
-        lambda w, **k: w.client.register_in_thread(**k),
-        lambda w: {"buffer": bytearray(8)},
-        {"buffer": BUFFER, "access": ACCESS},
-    ),
-    "open_window": Call(
-        lambda w, kind: w.client.open_window(kind),
-        lambda w: {},
-        {"kind": Whole(32)},
-        "memory_windows",
-    ),
-    "bind": Call(
-        lambda w, **k: w.client.bind(**k),
-        lambda w: {"memory": w.region[:8], "access": aiordma.Access.REMOTE_READ},
-        {"memory": An, "access": ACCESS, "kind": Whole(32)},
-        "memory_windows",
-    ),
-    "grant": Call(
-        lambda w, **k: w.client.grant(**k),
+    "compare_swap": (lambda w: _beside(w, compare=0, swap=1), (SWAP, "atomics")),
+    "fetch_add": (lambda w: _beside(w, add=0), (ADD, "atomics")),
+    "register": (lambda w: {"buffer": bytearray(8)}, (BUFFERS, None)),
+    "register_dmabuf": (lambda w: {"fd": page(), "length": PAGESIZE}, (DMABUF, "dmabuf")),
+    "register_in_thread": (lambda w: {"buffer": bytearray(8)}, (BUFFERS, None)),
+    "open_window": (_nothing, ({"kind": Whole(32)}, "memory_windows")),
+    "bind": (_to_grant, ({"memory": An, "access": ACCESS, "kind": Whole(32)}, "memory_windows")),
+    "grant": (
         lambda w: {"memory": bytearray(8), "access": aiordma.Access.REMOTE_READ},
-        {"memory": BUFFER, "access": ACCESS, "expires": SECONDS},
+        ({"memory": BUFFER, "access": ACCESS, "expires": SECONDS}, None),
     ),
-    "revoke": Call(lambda w, window: w.client.revoke(window), lambda w: {}, {"window": An}),
-    "post_bind_window": Call(
-        lambda w, **k: w.client.post_bind_window(**k),
-        lambda w: {"memory": w.region[:8], "access": aiordma.Access.REMOTE_READ},
-        {"window": An},
-        "memory_windows",
-    ),
-    "post_invalidate": Call(
-        lambda w, window: w.client.post_invalidate(window), lambda w: {}, {"window": An}
-    ),
+    "revoke": (_nothing, ({"window": An}, None)),
+    "post_bind_window": (_to_grant, ({"window": An}, "memory_windows")),
+    "post_invalidate": (_nothing, ({"window": An}, None)),
+}
+
+
+def _of_client(name: str, arguments: Callable[[World], Any], kinds: Any, needs: Any) -> Call:
+    return Call(lambda w, **k: getattr(w.client, name)(**k), arguments, kinds, needs)
+
+
+CONNECTION: dict[str, Call] = {
+    name: _of_client(name, arguments, *of) for name, (arguments, of) in METHODS.items()
 }
 
 

@@ -104,38 +104,13 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
     "receive into objects": (lambda c: c.post_recv(_objects()), TypeError, "Python objects"),
     "read into objects": (lambda c: c.post_read(_objects(), _far(c)), TypeError, "Python objects"),
     "register objects": (lambda c: c.register(_objects()), TypeError, "Python objects"),
-    "register structures with objects": (
-        lambda c: c.register(_structures()),
-        TypeError,
-        "Python objects",
-    ),
     "send of dates with objects": (
         lambda c: c.post_send(_dates_and_objects()),
         TypeError,
         "post_send\\(\\): data=.* Python objects",
     ),
-    "send of parts of dates with objects": (
-        lambda c: c.post_sendv([b"x", _dates_and_objects()]),
-        TypeError,
-        "parts\\[1\\]=.* Python objects",
-    ),
     "send of objects with a colon in their name": (
         lambda c: c.post_send(_odd_names_and_objects()),
-        TypeError,
-        "Python objects",
-    ),
-    "write of dates with objects": (
-        lambda c: c.post_write(_dates_and_objects(), _far(c)),
-        TypeError,
-        "Python objects",
-    ),
-    "receive into dates with objects": (
-        lambda c: c.post_recv(_dates_and_objects()),
-        TypeError,
-        "Python objects",
-    ),
-    "read into dates with objects": (
-        lambda c: c.post_read(_dates_and_objects(), _far(c)),
         TypeError,
         "Python objects",
     ),
@@ -143,11 +118,6 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
         lambda c: c.register(_dates_and_objects()),
         TypeError,
         "register\\(\\): buffer=.* Python objects",
-    ),
-    "register objects with a colon in their name": (
-        lambda c: c.register(_odd_names_and_objects()),
-        TypeError,
-        "Python objects",
     ),
     "receive into bytes": (lambda c: c.post_recv(bytes(8)), TypeError, "read-only"),
     "receive into registered bytes": (

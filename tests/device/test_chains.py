@@ -10,7 +10,7 @@ import pytest
 
 import aiordma
 from aiordma import RemoteMemory
-from aiordma.verbs import PartialPostError, WorkCompletionOpcode
+from aiordma.verbs import WorkCompletionOpcode
 from tests.device.players import OWN_RECEIVES, REMOTE, connected, one_loop
 from tests.internals import drain_of, free_sends, hub_of, pool_of, queue_pair_of, unposted_of
 
@@ -132,52 +132,6 @@ async def test_bad_input_leaves_the_chain_as_it_was() -> None:
         assert [await server.receive() for _ in range(2)] == [b"first", b"second"]
 
 
-@pytest.mark.promise("A post that raises has posted nothing")
-@one_loop
-@pytest.mark.parametrize("signal_last_only", [False, True])
-async def test_a_refused_request_is_named_and_those_before_it_are_posted(
-    signal_last_only: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with connected() as (client, server):
-        pair, hub = queue_pair_of(client), hub_of(client)
-        assert pair is not None
-        leased = hub.pool.leased
-        post = pair.post_send_chain
-
-        def stops_at_the_third(works: Any, wr_ids: Any, flags: Any) -> Any:
-            assert post(works[:2], wr_ids[:2], flags[:2]) == (0, 2)
-            return enomem, 2
-
-        enomem = 12
-        monkeypatch.setattr(pair, "post_send_chain", stops_at_the_third)
-        chain = client.chain(signal_last_only=signal_last_only)
-        for i in range(4):
-            # An iterator takes the general path; tests/faults/test_refused_chains.py: the engine.
-            chain.post_sendv(iter([b"%d" % i * 100]))
-        with pytest.raises(PartialPostError, match="request 2 of the chain") as caught:
-            chain.__exit__(None, None, None)
-        assert caught.value.refused == 2
-        assert caught.value.posted == chain.requests[:2]
-        for request in chain.requests[2:]:
-            with pytest.raises(PartialPostError):
-                await request
-        assert await server.receive() == b"0" * 100
-        assert await server.receive() == b"1" * 100
-        if signal_last_only:
-            # The first two would never have completed: the connection ended for that.
-            for request in chain.requests[:2]:
-                with pytest.raises(aiordma.FlushedError):
-                    await request
-        else:
-            for request in chain.requests[:2]:
-                await request
-            assert free_sends(client) == client.options.max_send_wr
-            monkeypatch.undo()
-            await client.send(b"still there")
-            assert await server.receive() == b"still there"
-            assert hub.pool.leased == leased
-
-
 @pytest.mark.capability("named_refusals")
 async def test_failed_run_reports_each_requests_outcome() -> None:
     """A failing request has a completion, also unsignaled; those before it succeeded."""
@@ -197,22 +151,15 @@ async def test_failed_run_reports_each_requests_outcome() -> None:
 
 @pytest.mark.promise("A post that raises has posted nothing")
 @one_loop
-@pytest.mark.parametrize("way", ["alone", "chain"])
-async def test_unposted_requests_hold_memory_to_the_end(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A doorbell that fails leaves the requests in the device's ring: they may be executed yet."""
+async def test_unposted_request_holds_memory_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A doorbell that fails leaves the request in the device's ring: it may be executed yet."""
     async with connected() as (client, _):
         pair, hub = queue_pair_of(client), hub_of(client)
         assert pair is not None
         leased = hub.pool.leased
         monkeypatch.setattr(pair, "post_send_chain", lambda *_: (-5, 1))
         # An iterator takes the general path; the engine's is in tests/unit/test_chain_port.py.
-        if way == "alone":
-            request = client.post_sendv(iter([b"x" * 1000]))
-        else:
-            with client.chain() as chain:
-                request = chain.post_sendv(iter([b"x" * 1000]))
+        request = client.post_sendv(iter([b"x" * 1000]))
         assert not request.done()
         assert hub.pool.leased == leased + 1
         with pytest.raises(aiordma.FlushedError) as caught:

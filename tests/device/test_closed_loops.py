@@ -4,9 +4,9 @@ import asyncio
 import threading
 import time
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -36,6 +36,24 @@ from tests.internals import (
 
 pytestmark = pytest.mark.one_kernel_device
 
+Opened = TypeVar("Opened")
+
+
+def left_open(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], opening: Coroutine[Any, Any, Opened]
+) -> Opened:
+    """Run a coroutine on a loop of its own, and close that."""
+    loop = new_loop()
+    opened = loop.run_until_complete(opening)
+    loop.close()
+    return opened
+
+
+def close_all(opened: Iterable[Any]) -> None:
+    """Close objects of a closed loop, which raises, and closes them."""
+    for closable in opened:
+        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+
 
 @pytest.mark.promise("An object belongs to its event loop")
 @OWN_LOOPS
@@ -57,8 +75,7 @@ def test_closing_on_a_closed_loop_gives_everything_back(
         loop = new_loop()
         opened = loop.run_until_complete(open_some())
         loop.close()
-        for closable in opened:
-            asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+        close_all(opened)
         assert objects() == before
         for closable in opened:
             asyncio.run(closable.aclose())  # idempotent
@@ -75,8 +92,7 @@ def test_closing_on_a_closed_loop_ends_requests(
     request = server.post_recv(server.register(buffer))
     loop.close()
     assert not request.done()
-    for closable in (client, server, listener):
-        asyncio.run(closing_fails(closable, "has ended"))
+    close_all((client, server, listener))
     assert isinstance(request.exception(), aiordma.FlushedError)
     buffer += b"no longer exported"
 
@@ -98,8 +114,7 @@ def test_a_task_that_waited_on_a_closed_loop_hinders_no_close(
     loop.run_until_complete(wait_for_a_moment())
     loop.close()
     leave_pending(*waiting)
-    for closable in (client, server, listener):
-        asyncio.run(closing_fails(closable, "has ended"))
+    close_all((client, server, listener))
     assert objects() == before
 
 
@@ -138,10 +153,8 @@ def test_a_listener_with_waiting_peers_closes_on_a_closed_loop(
             await asyncio.sleep(0.01)
         return listener, peer
 
-    loop = new_loop()
-    listener, peer = loop.run_until_complete(open_listener())
-    loop.close()
-    asyncio.run(closing_fails(listener, "belongs to the event loop.*has ended.*closed now"))
+    listener, peer = left_open(new_loop, open_listener())
+    close_all([listener])
     peer.join(30)
     assert len(outcomes) == 1
     assert objects() == before
@@ -167,11 +180,8 @@ def test_a_listener_with_a_handshake_closes_on_a_closed_loop(
             await asyncio.sleep(0)
         return listener, await client
 
-    loop = new_loop()
-    listener, client = loop.run_until_complete(finish_handshake())
-    loop.close()
-    for closable in (listener, client):
-        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+    listener, client = left_open(new_loop, finish_handshake())
+    close_all((listener, client))
     assert objects() == before
     asyncio.run(listener.aclose())  # idempotent
 
@@ -188,11 +198,8 @@ def test_many_connections_close_on_a_closed_loop(
         pairs = [await connect_to(listener, ADDRESS) for _ in range(DESTROYS.max_workers)]
         return [*(connection for pair in pairs for connection in pair), listener]
 
-    loop = new_loop()
-    opened = loop.run_until_complete(open_many())
-    loop.close()
-    for closable in opened:
-        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+    opened = left_open(new_loop, open_many())
+    close_all(opened)
     assert objects() == before
 
 
@@ -211,9 +218,7 @@ def test_closing_that_a_closed_loop_interrupted_is_finished(
             await asyncio.sleep(0)
         return opened, tasks
 
-    loop = new_loop()
-    opened, tasks = loop.run_until_complete(begin_closing())
-    loop.close()
+    opened, tasks = left_open(new_loop, begin_closing())
     leave_pending(*tasks)
     for closable in opened:
         with suppress(aiordma.EventLoopError):  # some have closed in time
@@ -228,9 +233,7 @@ def test_a_failed_callback_hinders_no_close_on_a_closed_loop(
     new_loop: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture
 ) -> None:
     before = objects()
-    loop = new_loop()
-    opened = loop.run_until_complete(open_pair())
-    loop.close()
+    opened = left_open(new_loop, open_pair())
     called: list[str] = []
 
     def fail() -> None:
@@ -240,8 +243,7 @@ def test_a_failed_callback_hinders_no_close_on_a_closed_loop(
     for callback in (fail, lambda: called.append("next")):
         opened[0]._endpoint.loop.call_from_thread(callback)
     opened[0]._endpoint.loop.returned[object()] = fail
-    for closable in opened:
-        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+    close_all(opened)
     assert called == ["failed", "next", "failed"]
     assert caplog.text.count("OSError: disk on fire") == 2
     assert objects() == before
@@ -274,13 +276,10 @@ def test_a_call_in_a_thread_hinders_no_close_on_a_closed_loop(
         begun.wait(30)
         return opened, task
 
-    loop = new_loop()
-    opened, task = loop.run_until_complete(begin_registering())
-    loop.close()
+    opened, task = left_open(new_loop, begin_registering())
     leave_pending(task)
     may_return.set()
-    for closable in opened:
-        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+    close_all(opened)
     assert objects() == before
     drop(task)
     assert objects() == before
@@ -306,11 +305,9 @@ def test_a_registration_hinders_no_close_of_its_domain_on_a_closed_loop(
         await asyncio.sleep(0)
         return domain, task
 
-    loop = new_loop()
-    domain, task = loop.run_until_complete(begin_registering())
-    loop.close()
+    domain, task = left_open(new_loop, begin_registering())
     leave_pending(task)
-    asyncio.run(closing_fails(domain, "belongs to the event loop.*has ended.*closed now"))
+    close_all([domain])
     assert objects() == before
     asyncio.run(domain.aclose())  # idempotent
     drop(task)
@@ -355,12 +352,9 @@ def test_a_grant_hinders_no_close_of_its_domain_on_a_closed_loop(
             await asyncio.sleep(0)
         return [client, await accepted, listener, domain], task
 
-    loop = new_loop()
-    opened, task = loop.run_until_complete(begin_grant())
-    loop.close()
+    opened, task = left_open(new_loop, begin_grant())
     leave_pending(task)
-    for closable in opened:
-        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+    close_all(opened)
     assert objects() == before
     drop(task)
     assert objects() == before
@@ -403,9 +397,7 @@ def test_a_change_hinders_no_close_of_its_queue_on_a_closed_loop(
             await asyncio.sleep(0)
         return shared, tasks
 
-    loop = new_loop()
-    shared, tasks = loop.run_until_complete(begin_change())
-    loop.close()
+    shared, tasks = left_open(new_loop, begin_change())
     leave_pending(*tasks)
     with suppress(aiordma.EventLoopError):  # it may have closed in time
         asyncio.run(shared.aclose())
@@ -425,11 +417,8 @@ def test_a_deregistration_hinders_no_close_on_a_closed_loop(
         start_deregistering(reactor.loop, None, lambda: time.sleep(0.1))
         return opened
 
-    loop = new_loop()
-    opened = loop.run_until_complete(begin_deregistering())
-    loop.close()
-    for closable in opened:
-        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+    opened = left_open(new_loop, begin_deregistering())
+    close_all(opened)
     assert objects() == before
 
 
@@ -448,12 +437,9 @@ def test_closes_on_a_closed_loop_share_one_limit(
         start_deregistering(reactor.loop, None, lambda: may_return.wait(30))
         return opened
 
-    loop = new_loop()
-    opened = loop.run_until_complete(begin_call())
-    loop.close()
+    opened = left_open(new_loop, begin_call())
     begin = time.monotonic()
-    for closable in opened:
-        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+    close_all(opened)
     assert 3.0 <= time.monotonic() - begin < 8.5  # three would be 9 s
     may_return.set()
     while calls_under_way():
@@ -483,10 +469,8 @@ def test_a_dropped_address_handle_hinders_no_close_on_a_closed_loop(
         opened._endpoint.handles._kept.popitem()[1].retire()
         return opened
 
-    loop = new_loop()
-    opened = loop.run_until_complete(drop_handle())
-    loop.close()
-    asyncio.run(closing_fails(opened, "belongs to the event loop.*has ended.*closed now"))
+    opened = left_open(new_loop, drop_handle())
+    close_all([opened])
     assert objects() == before
 
 
@@ -510,7 +494,7 @@ def test_a_socket_that_resolves_closes_on_a_closed_loop(
         assert not task.done()
     loop.close()
     leave_pending(task)
-    asyncio.run(closing_fails(opened, "belongs to the event loop.*has ended.*closed now"))
+    close_all([opened])
     drop(task)  # it has an identifier of its own
     assert objects() == before
     asyncio.run(opened.aclose())  # idempotent
@@ -532,11 +516,9 @@ def test_a_socket_that_joins_closes_on_a_closed_loop(
             await asyncio.sleep(0)
         return opened, task
 
-    loop = new_loop()
-    opened, task = loop.run_until_complete(begin_joining())
-    loop.close()
+    opened, task = left_open(new_loop, begin_joining())
     leave_pending(task)
-    asyncio.run(closing_fails(opened, "belongs to the event loop.*has ended.*closed now"))
+    close_all([opened])
     assert objects() == before
     asyncio.run(opened.aclose())  # idempotent
 
@@ -556,13 +538,11 @@ def test_a_socket_that_looks_up_a_peer_closes_on_a_closed_loop(
             await asyncio.sleep(0)
         return opened, task
 
-    loop = new_loop()
-    opened, task = loop.run_until_complete(begin_sending())
-    loop.close()
+    opened, task = left_open(new_loop, begin_sending())
     leave_pending(task)
     while calls_under_way():
         time.sleep(0.001)
-    asyncio.run(closing_fails(opened, "belongs to the event loop.*has ended.*closed now"))
+    close_all([opened])
     assert objects() == before
     asyncio.run(opened.aclose())  # idempotent, and waits for no lookup
     drop(task)
@@ -585,5 +565,5 @@ def test_a_socket_that_has_sent_closes_on_a_closed_loop(
     opened = loop.run_until_complete(send())
     assert len(opened._endpoint.handles) == 1
     loop.close()
-    asyncio.run(closing_fails(opened, "belongs to the event loop.*has ended.*closed now"))
+    close_all([opened])
     assert objects() == before

@@ -156,7 +156,7 @@ async def test_listener_close_waits_for_its_rejections(
         group.start_soon(connecting.of, lambda: aiordma.connect(ADDRESS, listener.port))
         await until(lambda: bool(requests_of(listener)))
         (request,) = requests_of(listener)
-        identifier = request._identifier
+        identifier = request.identifier
         real = identifier.close
 
         def slow() -> None:

@@ -11,7 +11,7 @@ import pytest
 import aiordma
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
-from tests.internals import SOFTWARE, connection_request
+from tests.internals import SOFTWARE, incoming
 
 pytestmark = pytest.mark.anyio
 
@@ -98,7 +98,7 @@ async def test_a_query_shows_the_negotiated_retries() -> None:
 async def test_the_servers_own_retry_count_is_in_force(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_request, "_warned", set())
+    monkeypatch.setattr(incoming, "_warned", set())
     with caplog.at_level(logging.WARNING, "aiordma"):
         for _ in range(2):
             async with connected(

@@ -116,12 +116,7 @@ async def test_more_parts_than_the_device_can_read_into_are_refused_by_name() ->
 @pytest.mark.capability("scattered_read")
 async def test_readv_scatters_in_the_order_of_the_parts() -> None:
     async with connected() as (client, server):
-        theirs = server.register(bytearray(12), REMOTE)
-        ours = client.register(bytearray(b"0123456789abcdef"))
-        await client.writev([ours[10:14], ours[0:4], ours[6:10]], theirs.remote())
-        assert bytes(theirs.view) == b"abcd01236789"
-        await client.post_writev([ours[14:16], ours[4:6]], theirs.remote()[4:8])
-        assert bytes(theirs.view) == b"abcdef456789"
+        theirs = server.register(bytearray(b"abcdef456789"), REMOTE)
         target = client.register(bytearray(b"." * 16))
         await client.readv([target[12:16], target[2:4], target[4:10]], theirs.remote())
         assert bytes(target.view) == b"..ef456789..abcd"

@@ -3,7 +3,7 @@
 import errno
 import gc
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -244,66 +244,35 @@ async def test_lack_of_memory_releases_idle_registrations(monkeypatch: pytest.Mo
             client.register(bytearray(8))  # there is nothing to release
 
 
-Registers = Callable[[aiordma.Connection, aiordma.Listener, aiordma.Domain], Awaitable[object]]
+WAYS = ("register", "in a thread", "in a domain", "grant", "connect", "shared queue")
 
 
-async def _register(
-    client: aiordma.Connection, _listener: aiordma.Listener, _domain: aiordma.Domain
+async def register_by(
+    way: str, client: aiordma.Connection, listener: aiordma.Listener, domain: aiordma.Domain
 ) -> None:
-    client.register(bytearray(8)).close()
-
-
-async def _register_in_thread(
-    client: aiordma.Connection, _listener: aiordma.Listener, _domain: aiordma.Domain
-) -> None:
-    (await client.register_in_thread(bytearray(8))).close()
-
-
-async def _register_in_domain(
-    _client: aiordma.Connection, _listener: aiordma.Listener, domain: aiordma.Domain
-) -> None:
-    domain.register(bytearray(8)).close()
-
-
-async def _grant(
-    client: aiordma.Connection, _listener: aiordma.Listener, _domain: aiordma.Domain
-) -> None:
-    async with client.grant(bytearray(8), aiordma.Access.REMOTE_READ):
-        pass
-
-
-async def _connect(
-    _client: aiordma.Connection, listener: aiordma.Listener, domain: aiordma.Domain
-) -> None:
-    # A size of which the pool has no block.
-    client, server = await connect_to(
-        listener, ADDRESS, domain=domain, receive_size=4 * SIZE, receive_buffers=1
-    )
-    await client.aclose()
-    await server.aclose()
-
-
-async def _register_with_shared_queue(
-    _client: aiordma.Connection, _listener: aiordma.Listener, domain: aiordma.Domain
-) -> None:
-    async with aiordma.open_shared_receive(ADDRESS, domain=domain) as shared:
-        shared.register(bytearray(8)).close()
+    match way:
+        case "register":
+            client.register(bytearray(8)).close()
+        case "in a thread":
+            (await client.register_in_thread(bytearray(8))).close()
+        case "in a domain":
+            domain.register(bytearray(8)).close()
+        case "grant":
+            async with client.grant(bytearray(8), aiordma.Access.REMOTE_READ):
+                pass
+        case "connect":  # a size of which the pool has no block
+            own: dict[str, Any] = {"receive_size": 4 * SIZE, "receive_buffers": 1}
+            for each in await connect_to(listener, ADDRESS, domain=domain, **own):
+                await each.aclose()
+        case _:
+            async with aiordma.open_shared_receive(ADDRESS, domain=domain) as shared:
+                shared.register(bytearray(8)).close()
 
 
 @pytest.mark.promise("The registration cache keeps no memory alive")
-@pytest.mark.parametrize(
-    "registers",
-    [
-        _register,
-        _register_in_thread,
-        _register_in_domain,
-        _grant,
-        _connect,
-        _register_with_shared_queue,
-    ],
-)
+@pytest.mark.parametrize("way", WAYS)
 async def test_each_registration_that_lacks_memory_is_repeated(
-    registers: Registers, monkeypatch: pytest.MonkeyPatch
+    way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register, lacking = MemoryRegion._register, [0]
 
@@ -326,7 +295,7 @@ async def test_each_registration_that_lacks_memory_is_repeated(
             assert len(cache) == 1
             monkeypatch.setattr(MemoryRegion, "_register", register_unless_lacking)
             lacking[:] = [0, 1]
-            await registers(client, listener, domain)
+            await register_by(way, client, listener, domain)
             assert len(cache) == 0
             assert cache.evictions == 1
 

@@ -57,36 +57,21 @@ def test_the_rule_names_hosts(hosts: Any, host: str | None, expected: bool) -> N
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"),
+    "pattern",
     [
-        ("127.0.0.0/33", "is not a network"),
-        ("2001:db8::/129", "is not a network"),
-        ("node/24", "is not a network"),
-        ("10.0.0.300", "four numbers"),
-        ("10.0.0", "four numbers"),
-        ("1", "four numbers"),
-        ("[::1]", "leave out the brackets"),
-        ("[::1]:8000", "leave out the brackets"),
-        ("127.0.0.1:8000", "has a port"),
-        ("node*:8000", "has a port"),
-        ("127.0.0.1:*", "has a port"),
-        ("10.0.0.*:80*", "has a port"),
-        ("*.example.com:[12]*", "has a port"),
-        ("*:80??", "has a port"),
-        ("*:*", "has a port"),
-        ("http://node1:8000/", "is a URL"),
-        ("2001:db8::xyz", "is not an IPv6 address"),
-        ("node1 node2", "separated by commas"),
+        *("127.0.0.0/33", "2001:db8::/129", "node/24"),
+        *("10.0.0.300", "10.0.0", "1", "2001:db8::xyz"),
+        *("[::1]", "[::1]:8000", "127.0.0.1:8000", "node*:8000", "127.0.0.1:*", "10.0.0.*:80*"),
+        *("*.example.com:[12]*", "*:80??", "*:*", "http://node1:8000/", "node1 node2"),
     ],
 )
 def test_a_rule_that_no_host_can_match_is_refused(
-    pattern: str, said: str, monkeypatch: pytest.MonkeyPatch
+    pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    text = f"'{re.escape(pattern)}' matches no host: give names"
     for hosts in (f"node1,{pattern}", [pattern]):
-        with pytest.raises(ValueError, match=r"^new_event_loop\(\): hosts=") as caught:
+        with pytest.raises(ValueError, match=rf"^new_event_loop\(\): hosts=.*{text}"):
             streams.new_event_loop(hosts=hosts)
-        assert f"'{pattern}' " in str(caught.value)
-        assert said in str(caught.value)
     monkeypatch.setenv("AIORDMA_STREAM_HOSTS", pattern)
     with pytest.raises(ValueError, match=r"^AIORDMA_STREAM_HOSTS="):
         streams.new_event_loop()

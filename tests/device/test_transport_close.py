@@ -254,34 +254,20 @@ def test_the_peer_of_a_protocol_that_fails_gets_what_was_written(run: Run) -> No
 
 
 @pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
-def test_close_timeout_ends_the_connection_of_an_abort(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("limit", [0.05, 3600], ids=["close_timeout", "aclose"])
+def test_wait_of_an_abort_ends(run: Run, limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer's device never has everything."""
 
     async def main() -> None:
-        async with two(Counts, close_timeout=0.05) as (client, _server):
+        async with two(Counts, close_timeout=limit) as (client, _server):
             connection = client.transport.get_extra_info("connection")
             with monkeypatch.context() as patched:
                 patched.setattr(Rsocket, "notify_drained", lambda self, callback: True)
                 client.transport.abort()
                 await client.lost.wait()
+            if limit > 1:
+                await connection.aclose()
             await connection._endpoint.teardown.closed.wait()
-
-    run(main)
-
-
-def test_closing_the_connection_ends_the_wait_of_an_abort(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        async with two(Counts, close_timeout=3600) as (client, _server):
-            connection = client.transport.get_extra_info("connection")
-            with monkeypatch.context() as patched:
-                patched.setattr(Rsocket, "notify_drained", lambda self, callback: True)
-                client.transport.abort()
-                await client.lost.wait()
-            await connection.aclose()
 
     run(main)
 

@@ -102,6 +102,13 @@ def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str
     return done
 
 
+def printed(*arguments: str) -> str:
+    """Run a program that succeeds, and return what it printed."""
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @contextmanager
 def serving(*arguments: str, folder: Path = ROOT) -> Iterator[subprocess.Popen[str]]:
     """Run a server from when it says that it listens to the end of the block. An example that is

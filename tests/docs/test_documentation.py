@@ -20,6 +20,7 @@ from tests.docs.programs import (
     blocks,
     complaints,
     ours,
+    printed,
     run,
     serving,
 )
@@ -91,47 +92,40 @@ def test_a_test_in_a_page_passes_in_a_project_of_its_own(block: Block, tmp_path:
 def test_the_first_programs_of_the_readme_understand_each_other_and_the_example() -> None:
     server, client = [b for b in ALL if b.page == "README.md"]
     with serving("-u", "-c", server.source):
-        done = run("examples/echo_client.py", ADDRESS, "--count", "2", *AT_PORT)
-        assert done.returncode == 0, done.stderr
-        assert "received b'hello 1 over RDMA'" in done.stdout
-        done = run("-c", client.source)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == f"b'hello over RDMA' through {DEVICE}\n"
+        output = printed("examples/echo_client.py", ADDRESS, "--count", "2", *AT_PORT)
+        assert "received b'hello 1 over RDMA'" in output
+        output = printed("-c", client.source)
+        assert output == f"b'hello over RDMA' through {DEVICE}\n"
 
 
 def test_the_echo_examples_understand_each_other() -> None:
     with serving("examples/echo_server.py", "--bind", ADDRESS, *AT_PORT):
-        done = run("examples/echo_client.py", ADDRESS, *AT_PORT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("received b'hello") == 5
+        output = printed("examples/echo_client.py", ADDRESS, *AT_PORT)
+    assert output.count("received b'hello") == 5
 
 
 def test_the_one_sided_example_reads_and_writes() -> None:
     with serving("examples/one_sided.py", "--serve", ADDRESS, *AT_PORT):
-        done = run("examples/one_sided.py", ADDRESS, *AT_PORT)
-    assert done.returncode == 0, done.stderr
-    assert "16 pipelined READs brought 4096 bytes" in done.stdout
+        output = printed("examples/one_sided.py", ADDRESS, *AT_PORT)
+    assert "16 pipelined READs brought 4096 bytes" in output
 
 
 def test_the_lending_example_serves_eight_clients_from_one_region() -> None:
     with serving("examples/lending_library.py", "--serve", ADDRESS, "--mib", "4", *AT_PORT):
-        done = run("examples/lending_library.py", ADDRESS, *AT_PORT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("read 128 of the pages") == 8
+        output = printed("examples/lending_library.py", ADDRESS, *AT_PORT)
+    assert output.count("read 128 of the pages") == 8
 
 
 def test_parameter_server_lends_one_version_at_a_time() -> None:
     with serving("examples/parameter_server.py", "--serve", ADDRESS, *AT_PORT):
-        done = run("examples/parameter_server.py", ADDRESS, *AT_PORT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "10 leases, each of one version\n"
+        output = printed("examples/parameter_server.py", ADDRESS, *AT_PORT)
+    assert output == "10 leases, each of one version\n"
 
 
 def test_key_value_example_reads_the_blocks_of_its_keys() -> None:
     with serving("examples/kv_blocks.py", "--serve", ADDRESS, *AT_PORT):
-        done = run("examples/kv_blocks.py", ADDRESS, *AT_PORT)
-    assert done.returncode == 0, done.stderr
-    found = re.fullmatch(r"(\d+) of 1000 keys were there, each with its value\n", done.stdout)
+        output = printed("examples/kv_blocks.py", ADDRESS, *AT_PORT)
+    found = re.fullmatch(r"(\d+) of 1000 keys were there, each with its value\n", output)
     assert found
     assert 100 < int(found[1]) < 1000
 
@@ -148,18 +142,16 @@ def test_handover_survives_the_crash_of_prefill() -> None:
 def test_version_example_finds_whole_versions() -> None:
     # A READ that takes longer than the owner rests never finds a whole version: on a slow machine,
     # and in the virtual one, it takes long.
-    done = run("examples/read_versions.py", ADDRESS, "--mib", "1", "--rest", "0.2")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("20 READs returned one version each\n")
+    output = printed("examples/read_versions.py", ADDRESS, "--mib", "1", "--rest", "0.2")
+    assert output.startswith("20 READs returned one version each\n")
 
 
 def test_rpc_example_answers_in_time_and_exports_its_metrics() -> None:
     metrics = str(free_port())
     serve = ("examples/rpc_server.py", "--bind", ADDRESS, *AT_PORT, "--metrics", metrics)
     with serving(*serve) as server:
-        done = run("examples/rpc_client.py", ADDRESS, *AT_PORT)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == "double 21: 42; sleep 60: time limit\n10 answers, 1 connections\n"
+        output = printed("examples/rpc_client.py", ADDRESS, *AT_PORT)
+        assert output == "double 21: 42; sleep 60: time limit\n10 answers, 1 connections\n"
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=30) as page:
             exported = page.read().decode()
         server.terminate()
@@ -194,18 +186,16 @@ def test_rpc_client_moves_from_a_draining_server_to_the_next() -> None:
 
 @pytest.mark.capability("rnr")
 def test_shared_receive_example_serves_every_client() -> None:
-    done = run("examples/shared_receive.py", ADDRESS)
-    assert done.returncode == 0, done.stderr
+    output = printed("examples/shared_receive.py", ADDRESS)
     for number in range(4):
-        assert f"25 messages of client {number}" in done.stdout
+        assert f"25 messages of client {number}" in output
 
 
 @pytest.mark.capability("datagrams")
 def test_the_datagram_example_asks_and_answers() -> None:
     with serving("examples/datagram.py", "--serve", "--bind", ADDRESS, *AT_PORT):
-        done = run("examples/datagram.py", ADDRESS, "--bind", ADDRESS, *AT_PORT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("who -> WHO\nis -> IS\nthere -> THERE\n")
+        output = printed("examples/datagram.py", ADDRESS, "--bind", ADDRESS, *AT_PORT)
+    assert output.endswith("who -> WHO\nis -> IS\nthere -> THERE\n")
 
 
 @pytest.mark.capability("datagrams")
@@ -213,41 +203,36 @@ def test_the_multicast_example_reaches_every_member() -> None:
     where = ("--bind", ADDRESS, "--group", own_group(1))
     listen = ("examples/multicast.py", "--listen", *where)
     with serving(*listen), serving(*listen):
-        done = run("examples/multicast.py", "hello, all", *where, "--seconds", SECONDS)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "2 heard it\n"
+        output = printed("examples/multicast.py", "hello, all", *where, "--seconds", SECONDS)
+    assert output == "2 heard it\n"
 
 
 @pytest.mark.capability("atomics")
 def test_the_atomics_example_counts_each_ticket_once() -> None:
-    done = run("examples/atomics.py", ADDRESS)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "32 tickets, each once: True\nadded up under the lock: True\n"
+    output = printed("examples/atomics.py", ADDRESS)
+    assert output == "32 tickets, each once: True\nadded up under the lock: True\n"
 
 
 @pytest.mark.capability("immediate")
 def test_immediate_example_reports_each_slot() -> None:
-    done = run("examples/immediate.py", ADDRESS)
-    assert done.returncode == 0, done.stderr
+    output = printed("examples/immediate.py", ADDRESS)
     for slot in range(8):
-        assert f"slot {slot}: b'written into slot {slot}'" in done.stdout
-    assert done.stdout.endswith("told to stop: b'that was all'\n")
+        assert f"slot {slot}: b'written into slot {slot}'" in output
+    assert output.endswith("told to stop: b'that was all'\n")
 
 
 @pytest.mark.capability("memory_windows")
 def test_the_memory_window_example_lends_and_takes_back() -> None:
-    done = run("examples/memory_window.py", ADDRESS)
-    assert done.returncode == 0, done.stderr
+    output = printed("examples/memory_window.py", ADDRESS)
     for line in range(3):
-        assert f"line {line}: b'borrowed for line {line}'" in done.stdout
-    assert done.stdout.endswith("what was taken back is refused\n")
+        assert f"line {line}: b'borrowed for line {line}'" in output
+    assert output.endswith("what was taken back is refused\n")
 
 
 @pytest.mark.natively
 def test_the_simulated_lease_is_held_twice_and_mended() -> None:
-    done = run("examples/simulated_lease.py")
-    assert done.returncode == 0, done.stderr
-    first, *trace, last = done.stdout.splitlines()
+    output = printed("examples/simulated_lease.py")
+    first, *trace, last = output.splitlines()
     assert first.startswith("careful=False: seed ")
     assert first.endswith(" hold the lease")
     assert len(trace) > 10
@@ -256,18 +241,16 @@ def test_the_simulated_lease_is_held_twice_and_mended() -> None:
 
 @pytest.mark.natively
 def test_the_simulated_ring_draws_a_dot_for_each_step() -> None:
-    done = run("examples/simulated_ring.py", "40", "5")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("<circle ") == 200
-    assert done.stdout.endswith("</svg>\n")
+    output = printed("examples/simulated_ring.py", "40", "5")
+    assert output.count("<circle ") == 200
+    assert output.endswith("</svg>\n")
 
 
 @pytest.mark.capability("ece")
 @pytest.mark.capability("rdma_establish")
 def test_example_makes_its_own_queue_pairs() -> None:
-    done = run("examples/own_queue_pair.py", ADDRESS)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    output = printed("examples/own_queue_pair.py", ADDRESS)
+    assert output.splitlines() == [
         "agreed to the options 1",
         "received b'hello'",
         "received b'by hand'",
@@ -306,17 +289,15 @@ def command_of(example: str, program: str) -> list[str]:
 )
 def test_examples_on_uvicorn_answer_their_clients(example: str, url: str, said: str) -> None:
     with serving("-m", "uvicorn", *command_of(example, "uvicorn"), *AT_PORT):
-        done = run(example, url.format(f"{ADDRESS}:{PORT}"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == said
+        output = printed(example, url.format(f"{ADDRESS}:{PORT}"))
+    assert output == said
 
 
 def test_tls_example_encrypts_and_answers(tmp_path: Path) -> None:
     example = "examples/stream_tls.py"
     subprocess.run(["openssl", *command_of(example, "openssl")], cwd=tmp_path, check=True)
-    done = run(example, ADDRESS, str(tmp_path / "cert.pem"), str(tmp_path / "privkey.pem"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "TLSv1.3 b'HELLO\\n'\n"
+    output = printed(example, ADDRESS, str(tmp_path / "cert.pem"), str(tmp_path / "privkey.pem"))
+    assert output == "TLSv1.3 b'HELLO\\n'\n"
 
 
 @pytest.mark.natively
@@ -385,6 +366,5 @@ def test_each_server_is_on_the_page() -> None:
     ids=["asyncio", "aiohttp", "grpc"],
 )
 def test_stream_examples_answer_their_clients(words: tuple[str, ...], said: str) -> None:
-    done = run(f"examples/{words[0]}", *words[1:])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == said
+    output = printed(f"examples/{words[0]}", *words[1:])
+    assert output == said

@@ -1,8 +1,7 @@
 """A scenario for each await of aiordma.integrations, as in awaits.py."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -13,6 +12,7 @@ from aiordma import streams
 from aiordma.integrations import dask, httpcore, opentelemetry, prometheus, valkey
 from aiordma.integrations.dask import RdmaComm, RdmaConnector, RdmaListener
 from aiordma.integrations.httpcore import StreamBackend
+from tests.dask.test_channel import comms
 from tests.devices import ADDRESS
 from tests.faults.awaits import ASYNCIO, of
 from tests.faults.stream_awaits import read_until_eof
@@ -35,20 +35,6 @@ listen: Any = core.listen
 
 
 # -- Dask -----------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def comms() -> AsyncIterator[tuple[RdmaComm, RdmaComm]]:
-    """Yield (client, server)."""
-    accepted: asyncio.Queue[RdmaComm] = asyncio.Queue()
-    async with listen(f"rdma://{ADDRESS}", accepted.put) as listener:
-        client = await connect(listener.contact_address)
-        server = await accepted.get()
-        try:
-            yield client, server
-        finally:
-            await client.close()
-            await server.close()
 
 
 @of("dask.RdmaComm.write", on=ASYNCIO)

@@ -37,7 +37,6 @@ WITHOUT = (
 
 # Tests that limit or measure memory or processor time, which is mostly the sanitizer's own here.
 MEASURED = (
-    "tests/attacks/test_kit.py::test_limits_hold_in_the_victim",
     "tests/attacks/test_memory.py::test_process_without_memory_serves_others",
     "tests/attacks/test_memory.py::test_unanswered_reads_share_a_limit",
     "tests/attacks/test_memory.py::test_idle_connections_cost_little_memory",
@@ -53,6 +52,12 @@ MEASURED = (
 PRELOADED = (
     "tests/unit/test_software_memory.py::test_large_memory_is_populated_in_steps",
     "tests/unit/test_software_dmabuf.py::test_pages_that_the_kernel_does_not_copy_are_accessed",
+)
+
+# Its process ends by a fault, which the sanitizers report as their own.
+FAULTING = (
+    "tests/simulation/test_simulation.py::"
+    "test_a_fault_elsewhere_still_ends_a_process_that_guards_memory",
 )
 
 # They wait until freed memory is used again, which the sanitizers put off.
@@ -122,6 +127,7 @@ ADDRESS = Sanitizer(
         # own tracer at such a process's exit ("Tracer caught signal 11"), and the status is its own
         # then: 0, by LSAN_OPTIONS.
         *STATUS,
+        *FAULTING,
         *REUSED,
     ),
     {
@@ -163,6 +169,7 @@ THREAD = Sanitizer(
         # The runtime has a thread of its own, which wakes all the time.
         "tests/unit/test_software_progress.py::test_idle_connection_wakes_no_thread",
         "tests/unit/test_software_identifiers.py::test_idle_connection_stops_the_dead_peer_check",
+        *FAULTING,
         *REUSED,
     ),
     {"race": (0, "data race")},

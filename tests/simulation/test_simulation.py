@@ -26,6 +26,19 @@ pytestmark = pytest.mark.natively
 PORT = 7471
 
 
+def line_of(*texts: str) -> int:
+    """Return the number of this file's first line that has all texts."""
+    lines = Path(__file__).read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if all(each in line for each in texts))
+
+
+async def lend(connection: aiordma.Connection) -> None:
+    region = connection.register(bytearray(200), aiordma.Access.REMOTE_READ)
+    await connection.send(region.remote().pack())
+    async for _ in connection:
+        pass
+
+
 async def echo(connection: aiordma.Connection) -> None:
     async for message in connection:
         await connection.send(message)
@@ -390,23 +403,118 @@ def test_memory_that_changes_under_a_request_is_reported_with_the_line() -> None
 
         await client.run(change)
 
-    line = next(
-        number
-        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
-        if "# this line" in text and "post_send" in text
-    )
+    line = line_of("post_send(memory", "# this line")
     with pytest.raises(OwnershipError, match=rf"test_simulation\.py:{line}"):
         simulate(scenario)
 
 
+def line_with(text: str) -> int:
+    """The number of the line that ends with this comment."""
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"  # {text}"))
+
+
+async def with_guarded_memory(
+    simulation: Simulation, program: Callable[[aiordma.Connection, memoryview], Any]
+) -> None:
+    """Run a program on a connection. Its peer lends memory, and answers each message."""
+
+    async def lend_and_answer(connection: aiordma.Connection) -> None:
+        region = connection.register(bytearray(b"r" * 8193), aiordma.Access.REMOTE_READ)
+        await connection.send(region.remote().pack())
+        async for _ in connection:
+            await connection.send(b"m" * 8193)
+
+    server, client = await two_hosts(simulation, lend_and_answer)
+
+    async def run() -> None:
+        options = aiordma.ConnectionOptions(receive_buffers=0, max_recv_wr=4)
+        async with aiordma.connect(
+            server.address, PORT, device="software", options=options
+        ) as connection:
+            await program(connection, simulation.guarded_memory(8193))
+
+    await client.run(run)
+
+
+@pytest.mark.parametrize("at", [0, 4096, 8192])
+def test_a_change_of_guarded_memory_that_is_sent_is_reported_with_both_lines(at: int) -> None:
+    async def program(connection: aiordma.Connection, memory: memoryview) -> None:
+        region = connection.register(memory)
+        request = connection.post_send(region[:])  # posted here
+        assert memory[at] == 0  # it may be read
+        memory[at] = 0  # changed here, to what it was
+        await request
+        memory[at] = 1
+
+    posted, changed = line_with("posted here"), line_with("changed here, to what it was")
+    with pytest.raises(OwnershipError, match=rf"8193 bytes .*\.py:{posted}; .*\.py:{changed}\b"):
+        simulate(lambda simulation: with_guarded_memory(simulation, program))
+
+
+@pytest.mark.parametrize("what", ["receive", "READ"])
+def test_a_look_at_guarded_memory_before_the_completion_is_reported(what: str) -> None:
+    looks: list[int] = []
+
+    async def program(connection: aiordma.Connection, memory: memoryview) -> None:
+        region = connection.register(memory, aiordma.Access.LOCAL_WRITE)
+        received = await connection.post_recv(region[:])
+        remote = aiordma.RemoteMemory.unpack(bytes(memory[: received.byte_len]))
+        if what == "READ":
+            request = connection.post_read(region[:], remote)
+        else:
+            request = connection.post_recv(region[:])
+        looks.append(memory[8192])  # looked here
+        await connection.send(b"go on")
+        await request
+        looks.append(memory[8192])
+
+    looked = line_with("looked here")
+    with pytest.raises(OwnershipError, match=rf"8193 bytes .*; accessed at .*\.py:{looked}\b"):
+        simulate(lambda simulation: with_guarded_memory(simulation, program))
+    assert looks == [0xDB, ord("r" if what == "READ" else "m")]
+
+
+def test_guarded_memory_is_the_programs_where_and_when_no_request_has_it() -> None:
+    kept: list[memoryview] = []
+
+    async def program(connection: aiordma.Connection, memory: memoryview) -> None:
+        kept.append(memory)
+        region = connection.register(memory, aiordma.Access.LOCAL_WRITE)
+        received = await connection.post_recv(region[:])
+        remote = aiordma.RemoteMemory.unpack(bytes(memory[: received.byte_len]))
+        for _ in range(3):
+            answer = connection.post_recv(region[:])
+            await connection.send(b"first")
+            await answer
+            assert memory == b"m" * 8193
+            request = connection.post_read(region[:4096], remote[:4096])
+            memory[4096:] = b"p" * 4097  # of other pages
+            await request
+            assert memory == b"r" * 4096 + b"p" * 4097
+            await connection.send(region[:])
+        connection.post_recv(region[:]).add_done_callback(aiordma.WorkRequest.exception)
+
+    simulate(lambda simulation: with_guarded_memory(simulation, program))
+    kept[0][:] = bytes(8193)
+
+
+def test_a_fault_elsewhere_still_ends_a_process_that_guards_memory() -> None:
+    program = """
+import ctypes, sys
+from aiordma.testing import simulate
+async def scenario(simulation):
+    simulation.guarded_memory(1)
+    ctypes.string_at(8, 1)
+simulate(scenario)
+"""
+    done = subprocess.run([sys.executable, "-Xfaulthandler", "-c", program], capture_output=True)
+    assert done.returncode == -signal.SIGSEGV
+    assert b"Fatal Python error: Segmentation fault" in done.stderr
+
+
 def test_two_reads_into_the_same_memory_are_reported() -> None:
     async def scenario(simulation: Simulation) -> None:
-        async def lend(connection: aiordma.Connection) -> None:
-            region = connection.register(bytearray(200), aiordma.Access.REMOTE_READ)
-            await connection.send(region.remote().pack())
-            async for _ in connection:
-                pass
-
         async def read() -> None:
             async with aiordma.connect(server.address, PORT, device="software") as connection:
                 remote = aiordma.RemoteMemory.unpack(await connection.receive())
@@ -706,23 +814,13 @@ def test_two_receives_into_the_same_memory_are_reported() -> None:
 
         await client.run(program)
 
-    line = next(
-        number
-        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
-        if "# the second line" in text and "post_recv" in text
-    )
+    line = line_of("post_recv(memory", "# the second line")
     with pytest.raises(OwnershipError, match=rf"100 bytes, .*test_simulation\.py:{line}"):
         simulate(scenario)
 
 
 def test_a_read_into_the_memory_of_a_receive_is_reported() -> None:
     async def scenario(simulation: Simulation) -> None:
-        async def lend(connection: aiordma.Connection) -> None:
-            region = connection.register(bytearray(200), aiordma.Access.REMOTE_READ)
-            await connection.send(region.remote().pack())
-            async for _ in connection:
-                pass
-
         server, client = await two_hosts(simulation, lend)
 
         async def program() -> None:

@@ -29,12 +29,12 @@ class EngineThread:
         """How often the thread has slept."""
         return int(self._fields()["voluntary_ctxt_switches"])
 
-    def is_resting(self) -> bool:
-        """Whether the thread sleeps all the time for 10 ms."""
+    def is_resting(self, seconds: float = 0.01) -> bool:
+        """Whether the thread sleeps all this time."""
         found = []
         for _ in range(2):
             fields = self._fields()
             names = ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
             found.append([fields[name] for name in names])
-            time.sleep(0.01)
+            time.sleep(seconds)
         return found[0] == found[1] and found[0][0].startswith("S")

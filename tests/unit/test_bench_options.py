@@ -7,7 +7,6 @@ from aiordma.bench import Conditions, Workload
 from aiordma.cli.bench import bench
 
 REFUSED = {
-    "-m 1024": "rdma_cm",
     "-x 1 -o echo": "the GID of the local address",
     "-S 3 -o write": "the type of service with -T",
     "-T 3 -o datagrams": "use -S",

@@ -1,8 +1,6 @@
 """The benchmark's numbers: percentiles, ratios, what a measurement holds."""
 
 import io
-import json
-import time
 from array import array
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
@@ -18,7 +16,6 @@ from aiordma.bench.statistics import percentile
 from aiordma.bench.table import print_table
 from aiordma.bench.timing import deadline, one_by_one, pipelined, timed_pipeline
 from aiordma.bench.workload import OPERATIONS, Workload
-from tests.bench.rows import ratio
 
 numbers = st.lists(st.floats(0, 1e9), min_size=1, max_size=300)
 
@@ -36,78 +33,6 @@ def test_a_percentile_is_the_smallest_sample_that_so_many_do_not_exceed(
     enough = percent * len(ordered) / 100 - 1e-6
     assert sum(each <= found for each in ordered) >= enough
     assert sum(each < found for each in ordered) < enough + 2e-6 or found == ordered[0]
-
-
-@pytest.mark.parametrize(
-    ("percent", "value"), [(50, 500), (90, 900), (99, 990), (99.9, 999), (100, 1000), (0.05, 1)]
-)
-def test_the_percentiles_of_a_thousand(percent: float, value: int) -> None:
-    assert percentile(range(1, 1001), percent) == value
-
-
-@pytest.mark.parametrize("percent", [0, -1, 100.1])
-def test_no_such_percentage(percent: float) -> None:
-    with pytest.raises(ValueError, match="percent="):
-        percentile([1.0], percent)
-
-
-def test_nothing_measured_is_an_error() -> None:
-    with pytest.raises(ValueError, match="nothing was measured"):
-        percentile([], 50)
-    meter = Meter("nothing", 1)
-    with meter:
-        pass
-    with pytest.raises(TimeoutError, match="not one operation"):
-        meter.result()
-
-
-def test_a_ratio_needs_both() -> None:
-    assert ratio(3.0, 2.0) == 1.5
-    assert [ratio(None, 1.0), ratio(1.0, None), ratio(1.0, 0.0)] == [None, None, None]
-
-
-def test_measurement_converts_to_json() -> None:
-    samples = array("Q", range(1000, 1001000, 1000))
-    found = Measurement("echo/64", 64, 1000, 0.5, 0.25, 500, samples, lost=3)
-    assert json.loads(json.dumps(found.as_dict())) == {
-        "name": "echo/64",
-        "size": 64,
-        "count": 1000,
-        "seconds": 0.5,
-        "operations_per_second": 2000.0,
-        "megabytes_per_second": 0.128,
-        "cpu_us_per_operation": 250.0,
-        "wake_ups_per_operation": 0.5,
-        "mean_us": 500.5,
-        "p50_us": 500.0,
-        "p90_us": 900.0,
-        "p99_us": 990.0,
-        "p99.9_us": 999.0,
-        "lost": 3,
-    }
-
-
-def test_a_rate_alone_has_no_percentiles() -> None:
-    found = Measurement("write/64", 64, 10, 1.0, 0.0, 0, array("Q"))
-    assert not [key for key in found.as_dict() if key.endswith("_us")]
-    with pytest.raises(ValueError, match="only the rate"):
-        _ = found.mean_us
-
-
-def test_the_meter_counts_time_processor_and_sleeps() -> None:
-    meter = Meter("sleeping", 1)
-    with meter:
-        for _ in range(5):
-            time.sleep(0.01)
-            meter.count += 1
-        busy = time.process_time() + 0.02
-        while time.process_time() < busy:
-            pass
-    found = meter.result()
-    assert found.count == 5
-    assert found.seconds >= 0.07
-    assert 0.02 <= found.cpu_seconds < found.seconds
-    assert found.wake_ups >= 5
 
 
 class Operations:
@@ -192,15 +117,6 @@ async def test_iterations_end_a_drive_exactly(drive: Any) -> None:
     assert len(meter.samples) == 100
 
 
-def test_turns_round_up_to_whole_chains() -> None:
-    meter = Meter("", 1, iterations=10)
-    assert len(list(meter.turns())) == 10
-    assert len(list(meter.turns(4))) == 6
-    assert len(list(meter.turns(4, 4))) == 2
-    assert list(meter.turns(12)) == []
-    assert next(Meter("", 1).turns(5, 3)) is True
-
-
 @pytest.mark.parametrize("width", [20, 80])
 def test_table_loses_no_digit_on_a_narrow_terminal(width: int) -> None:
     samples = array("Q", [123_456_700] * 10)
@@ -210,11 +126,3 @@ def test_table_loses_no_digit_on_a_narrow_terminal(width: int) -> None:
     printed = "".join(file.getvalue().split())
     for part in ("123457" * 4, "9,876,543", "647269", "101.3", "0.012", row.name, "echo/64"):
         assert part in printed
-
-
-def test_table_of_usual_numbers_fits_80_columns() -> None:
-    samples = array("Q", [1_234_500] * 10)
-    row = Measurement("messages/65536/window16", 65536, 123_456, 1.0, 10.0, 123_456, samples)
-    file = io.StringIO()
-    print_table(Console(file=file, width=80), "on 127.0.0.1", [row])
-    assert max(len(line.rstrip()) for line in file.getvalue().splitlines()) <= 80

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from aiordma import ClosedError, ConnectionOptions, ConnectionRequest
+from aiordma import ClosedError, ConnectionOptions
 from aiordma._base.origin import Place
-from aiordma._connection.connector import failed_event
+from aiordma._connection.handshake_errors import failed_event
 from aiordma._connection.listener_receives import ListenerReceives
 from aiordma.verbs import CmEventType
 from aiordma.verbs.event_channel import Event, EventChannel
 from tests.internals import (
     NEXT_STATES,
     ConnectionState,
+    IncomingRequest,
     Provider,
     RequestTally,
     Requirement,
@@ -40,7 +41,7 @@ COLUMNS = (
     "elsewhere",
 )
 NEWER = "newer than aiordma"
-NOTHING = "-"
+NOTHING = ""
 
 S = ConnectionState
 
@@ -135,13 +136,13 @@ NO_SHARED_RECEIVES = ListenerReceives(None, ConnectionOptions())
 def request_effect(kind: CmEventType) -> str:
     reactor: Any = FakeReactor()
     asking = event(CmEventType.CONNECT_REQUEST)
-    request = ConnectionRequest(
+    request = IncomingRequest(
         *(reactor, ConnectionOptions(), 1.0, NO_SHARED_RECEIVES, identifier(), asking),
         *(RequestTally(), Place("")),
     )
-    request._answered = True  # or it would warn that it was not closed
-    request._handle_event(event(kind))
-    return NOTHING if request._gone is None else error_of(request._gone.type)
+    request.was_answered = True  # or it would warn that it was not closed
+    request.handle_event(event(kind))
+    return NOTHING if request.withdrawal is None else error_of(request.withdrawal.type)
 
 
 def listener_effect(kind: CmEventType, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -155,13 +156,13 @@ def listener_effect(kind: CmEventType, monkeypatch: pytest.MonkeyPatch) -> str:
         Requirement("auto"),
         1.0,
         NO_SHARED_RECEIVES,
-        ConnectionRequest._open,
+        IncomingRequest.accept,
     )
     (handle,) = reactor.handlers
     handle(event(kind))
     listening.teardown.is_closing = True  # or it would warn that it was not closed
     for request in listening.requests:
-        request._answered = True
+        request.was_answered = True
     if listening.failure is not None:
         return type(listening.failure).__name__
     return "a request" if listening.requests else NOTHING

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from aiordma import ClosedError, ConnectionOptions, ConnectionRequest
-from aiordma._connection.connection_request import RequestTally
+from aiordma._connection.incoming import IncomingRequest, RequestTally
 from tests.internals import ListenerReceives, Place, current_event_loop
 
 pytestmark = pytest.mark.anyio
@@ -65,7 +65,7 @@ async def test_closing_a_request_refuses_the_peer_once() -> None:
         RequestTally(),
         Place(""),
     )
-    request = ConnectionRequest(*made)
+    request = ConnectionRequest(IncomingRequest(*made))
     assert len(reactor.entered) == 1
     await request.aclose()
     await request.aclose()

@@ -77,19 +77,6 @@ async def test_waiters_get_theirs_in_the_order_in_which_they_came() -> None:
     assert slots.free == 0
 
 
-async def test_several_given_at_once_are_served_in_order_too() -> None:
-    slots = make(0)
-    async with anyio.create_task_group() as group:
-        takers = Takers(slots, group)
-        for name in "abc":
-            takers.start(name)
-            await settle()
-        for _ in range(5):
-            slots.give()
-    assert sorted(takers.got) == ["a", "b", "c"]
-    assert slots.free == 2
-
-
 async def test_waiters_are_served_in_order() -> None:
     slots = make(1)
     slots.try_take()
@@ -104,59 +91,6 @@ async def test_waiters_are_served_in_order() -> None:
         assert takers.got == ["first"]
         slots.give()
     assert takers.got == ["first", "second"]
-
-
-async def test_a_cancelled_waiter_takes_none() -> None:
-    slots = make(0)
-    async with anyio.create_task_group() as group:
-        takers = Takers(slots, group)
-        for name in "abc":
-            takers.start(name)
-            await settle()
-        takers.cancel("b")
-        await settle()
-        for _ in range(2):
-            slots.give()
-            await settle()
-        assert takers.got == ["a", "c"]
-        slots.give()
-    assert slots.free == 1
-
-
-@pytest.mark.parametrize("cancel_first", [True, False])
-async def test_a_credit_for_a_cancelled_waiter_is_passed_on(cancel_first: bool) -> None:
-    # Both happen before the waiter runs again.
-    slots = make(0)
-    async with anyio.create_task_group() as group:
-        takers = Takers(slots, group)
-        for name in "ab":
-            takers.start(name)
-            await settle()
-        if cancel_first:
-            takers.cancel("a")
-            slots.give()
-        else:
-            slots.give()
-            takers.cancel("a")
-        await settle()
-        assert len(takers.got) == 1
-        if "a" in takers.got:  # trio: what it had been woken for, it gets
-            slots.give()
-        await settle()
-        assert takers.got[-1] == "b"
-    assert slots.free == 0
-
-
-async def test_a_credit_for_the_last_cancelled_waiter_is_free_again() -> None:
-    slots = make(0)
-    async with anyio.create_task_group() as group:
-        takers = Takers(slots, group)
-        takers.start("only")
-        await settle()
-        slots.give()
-        takers.cancel("only")
-        await settle()
-        assert slots.free + len(takers.got) == 1
 
 
 @pytest.mark.promise("A full queue waits or raises, and loses nothing")
@@ -190,24 +124,6 @@ async def test_woken_task_is_not_overtaken() -> None:
     assert slots.free == 0
 
 
-async def test_a_cancelled_task_lets_the_next_one_take() -> None:
-    slots = make(0)
-    async with anyio.create_task_group() as group:
-        takers = Takers(slots, group)
-        for name in "abcd":
-            takers.start(name)
-            await settle()
-        for _ in range(4):
-            slots.give()
-        for name in "ac":
-            takers.cancel(name)
-        await settle()
-        await settle()
-        assert [name for name in takers.got if name in "bd"] == ["b", "d"]
-        assert takers.got == sorted(takers.got)
-    assert slots.free + len(takers.got) == 4
-
-
 async def test_failure_ends_present_and_later_waiters() -> None:
     slots = make(1)
     error = DisconnectedError("the peer disconnected")
@@ -224,31 +140,6 @@ async def test_failure_ends_present_and_later_waiters() -> None:
         assert set(takers.failed) == {"a", "b", "late"}
         for failed in takers.failed.values():
             assert alike(failed, error)
-    assert takers.got == []
-    slots.give()
-    assert slots.free == 1
-
-
-async def test_credit_granted_before_a_failure_is_kept() -> None:
-    slots = make(0)
-    async with anyio.create_task_group() as group:
-        takers = Takers(slots, group)
-        takers.start("a")
-        await settle()
-        slots.give()
-        slots.fail(DisconnectedError("the peer disconnected"))
-    assert takers.got == ["a"]
-    assert slots.free == 0
-
-
-async def test_a_waiter_that_is_failed_and_cancelled_leaves_nothing() -> None:
-    slots = make(0)
-    async with anyio.create_task_group() as group:
-        takers = Takers(slots, group)
-        takers.start("a")
-        await settle()
-        slots.fail(DisconnectedError("the peer disconnected"))
-        takers.cancel("a")
     assert takers.got == []
     slots.give()
     assert slots.free == 1

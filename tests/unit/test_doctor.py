@@ -66,17 +66,60 @@ def test_good_machine_has_nothing_to_mend() -> None:
     assert [each for each in findings if each.fix] == []
 
 
-def test_missing_library_names_the_packages() -> None:
-    state = replace(GOOD, libraries=(("libibverbs.so.1", "no such file"),))
-    finding = found(state, "libraries", "error")
-    assert "libibverbs.so.1: no such file" in finding.text
-    assert "libibverbs1" in finding.command
+MISSING = (("/dev/infiniband/uverbs0", "missing"),)
+DENIED = (("/dev/infiniband/uverbs0", "denied"),)
+NO_MANAGER = replace(GOOD, has_manager=False, container="lxc")
+SMALL = replace(with_port(active_mtu=512), interfaces=(replace(ETH, mtu=1000), LO))
+DOWN = replace(GOOD, interfaces=(replace(ETH, is_up=False), LO))
+BARE = replace(GOOD, interfaces=(replace(ETH, addresses=()), LO))
+IN_PODMAN = replace(GOOD, has_shared_namespaces=False, container="podman")
+NO_LIBRARY = replace(GOOD, libraries=(("libibverbs.so.1", "no such file"),))
+ZONED = replace(
+    with_port(gids=(GidState(0, "ROCE_V2", "fe80::1"),)),
+    interfaces=(replace(ETH, addresses=("fe80::1%eth0",)),),
+)
+FINDINGS: list[tuple[System, str, str, str, str]] = [  # state, level, subject; in text, in command
+    (NO_LIBRARY, "error", "libraries", "libibverbs.so.1: no such file", "libibverbs1"),
+    (replace(GOOD, has_manager=False), "error", "kernel", "", "modprobe -a rdma_ucm"),
+    (NO_MANAGER, "error", "kernel", "", "modprobe -a rdma_ucm   # on the host"),
+    (replace(NO_MANAGER, missing_modules=("rdma_ucm",)), "error", "kernel", "", "; on the host"),
+    (replace(GOOD, devices=(SOFTWARE,), has_rdma_tool=False), "error", "devices", "iproute2", ""),
+    (replace(DOWN, devices=(SOFTWARE,)), "error", "devices", "no network interface", "ip link"),
+    (with_rxe(error="EACCES"), "error", "devices", "EACCES", ""),
+    (
+        replace(GOOD, nodes=MISSING, container="docker"),
+        "error",
+        "nodes",
+        "",
+        "--device=/dev/inf",
+    ),
+    (replace(GOOD, nodes=MISSING), "error", "nodes", "", "udevadm"),
+    # A chmod would end with the next start.
+    (replace(GOOD, nodes=DENIED), "error", "nodes", "infiniband/uverbs0", "/etc/udev/rules.d/"),
+    (with_port(state="DOWN"), "error", "link", "DOWN", "ethtool eth0"),
+    (with_port("infiniband", state="INIT"), "error", "link", "subnet manager", "sminfo"),
+    (DOWN, "error", "link", "", "ip link set eth0 up"),
+    (GOOD, "note", "mtu", "", "9000"),
+    (with_port(active_mtu=4096), "ok", "mtu", "4096", ""),
+    (SMALL, "warning", "mtu", "is less than", ""),
+    (with_port(gids=()), "warning", "gids", "192.0.2.1", ""),
+    (BARE, "error", "gids", "", "ip address add"),
+    (ZONED, "ok", "gids", "fe80::1", ""),
+    (IN_PODMAN, "note", "namespaces", "", "netns"),
+    (IN_PODMAN, "note", "container", "podman", ""),
+    (with_port(interface=None), "warning", "namespaces", "namespace", ""),
+    (with_rxe(loopback="no answer"), "error", "loopback", "no answer", ""),
+    (replace(GOOD, wanted="rxe77"), "error", "environment", "DEVICE=rxe77", "unset AIORDMA_DEVICE"),
+]
 
 
-def test_unloaded_modules_are_loaded_by_fix() -> None:
-    finding = found(replace(GOOD, has_manager=False), "kernel", "error")
-    assert finding.fix == (("modprobe", "-a", "rdma_ucm"),)
-    assert finding.command == "modprobe -a rdma_ucm"
+@pytest.mark.parametrize(("state", "level", "subject", "text", "command"), FINDINGS)
+def test_finding_says_what_and_what_to_do(
+    state: System, level: str, subject: str, text: str, command: str
+) -> None:
+    finding = found(state, subject, level)
+    assert text in finding.text
+    assert command in finding.command
 
 
 def test_kernel_without_the_module_is_not_mended() -> None:
@@ -96,16 +139,6 @@ def test_no_device_is_mended_by_soft_roce() -> None:
     assert "software device serves every address" in finding.text
 
 
-def test_no_device_without_the_rdma_tool_names_its_package() -> None:
-    state = replace(GOOD, devices=(SOFTWARE,), has_rdma_tool=False)
-    assert "iproute2" in found(state, "devices", "error").text
-
-
-def test_no_device_and_no_soft_roce_has_no_command() -> None:
-    state = replace(GOOD, devices=(SOFTWARE,), missing_modules=("rdma_rxe",))
-    assert found(state, "devices", "error").fix == ()
-
-
 def test_kernel_without_loadable_modules_is_asked_for_soft_roce() -> None:
     """It may have rdma_rxe built in, which only the attempt shows."""
     state = replace(GOOD, devices=(SOFTWARE,), missing_modules=("rdma_rxe",), is_modular=False)
@@ -115,49 +148,11 @@ def test_kernel_without_loadable_modules_is_asked_for_soft_roce() -> None:
     assert "built in" in finding.text
 
 
-def test_no_device_and_no_interface_has_no_command() -> None:
-    state = replace(GOOD, devices=(SOFTWARE,), interfaces=(LO, replace(ETH, is_up=False)))
-    finding = found(state, "devices", "error")
-    assert "no network interface" in finding.text
-    assert finding.fix == ()
-
-
 def test_soft_roce_prefers_an_interface_of_the_machine() -> None:
     docker = Interface("docker0", 1500, True, addresses=("172.17.0.1",))
     assert usual_interface((docker, ETH)) == ETH
     assert usual_interface((docker,)) == docker
     assert usual_interface((replace(ETH, addresses=("fe80::1%eth0",)),)) is None
-
-
-def test_device_that_cannot_be_opened_says_why() -> None:
-    assert "EACCES" in found(with_rxe(error="EACCES"), "devices", "error").text
-
-
-def test_missing_node_in_a_container_names_its_option() -> None:
-    nodes = (("/dev/infiniband/uverbs0", "missing"),)
-    finding = found(replace(GOOD, nodes=nodes, container="docker"), "nodes", "error")
-    assert "--device=/dev/infiniband" in finding.command
-    kubernetes = found(replace(GOOD, nodes=nodes, container="kubernetes"), "nodes", "error")
-    assert kubernetes.command.startswith("kubectl")
-
-
-def test_missing_node_outside_of_containers_is_udevs() -> None:
-    nodes = (("/dev/infiniband/uverbs0", "missing"),)
-    assert "udevadm" in found(replace(GOOD, nodes=nodes), "nodes", "error").command
-
-
-def test_denied_node_names_the_permission() -> None:
-    nodes = (("/dev/infiniband/uverbs0", "denied"),)
-    finding = found(replace(GOOD, nodes=nodes), "nodes", "error")
-    assert "/dev/infiniband/uverbs0" in finding.text
-    assert "/etc/udev/rules.d/" in finding.command  # a chmod would end with the next start
-
-
-def test_commands_in_a_container_are_for_the_host() -> None:
-    state = replace(GOOD, has_manager=False, container="lxc")
-    assert found(state, "kernel", "error").command == "modprobe -a rdma_ucm   # on the host"
-    state = replace(state, missing_modules=("rdma_ucm",))
-    assert found(state, "kernel", "error").command.endswith("; on the host")
 
 
 @pytest.mark.parametrize("kind", ["docker", "podman", "kubernetes", "lxc", "systemd-nspawn"])
@@ -180,12 +175,6 @@ def test_low_memlock_is_a_warning_without_the_capability() -> None:
     assert found(replace(GOOD, memlock=1 << 30), "memlock", "ok")
 
 
-def test_inactive_port_is_an_error() -> None:
-    finding = found(with_port(state="DOWN"), "link", "error")
-    assert "DOWN" in finding.text
-    assert finding.command == "ethtool eth0"
-
-
 def test_each_port_is_checked_and_one_active_port_is_enough() -> None:
     second = PortState(2, "DOWN", 1024, (), "eth1")
     state = with_rxe(ports=(PORT, second))
@@ -197,43 +186,6 @@ def test_each_port_is_checked_and_one_active_port_is_enough() -> None:
     assert "rxe0/2: its interface eth1 has no IP" in found(state, "gids", "error").text
 
 
-def test_infiniband_port_without_a_subnet_manager_says_so() -> None:
-    state = with_port("infiniband", state="INIT", interface=None)
-    finding = found(state, "link", "error")
-    assert "subnet manager" in finding.text
-    assert "sminfo" in finding.command
-
-
-def test_interface_that_is_down_is_set_up() -> None:
-    state = replace(GOOD, interfaces=(replace(ETH, is_up=False), LO))
-    assert found(state, "link", "error").command == "ip link set eth0 up"
-
-
-def test_mtu_findings() -> None:
-    assert "9000" in found(GOOD, "mtu", "note").command
-    assert "4096" in found(with_port(active_mtu=4096), "mtu", "ok").text
-    small = replace(with_port(active_mtu=512), interfaces=(replace(ETH, mtu=1000), LO))
-    assert "is less than" in found(small, "mtu", "warning").text
-
-
-def test_gid_findings() -> None:
-    assert "192.0.2.1" in found(with_port(gids=()), "gids", "warning").text
-    bare = replace(GOOD, interfaces=(replace(ETH, addresses=()), LO))
-    assert "ip address add" in found(bare, "gids", "error").command
-    zoned = replace(
-        with_port(gids=(GidState(0, "ROCE_V2", "fe80::1"),)),
-        interfaces=(replace(ETH, addresses=("fe80::1%eth0",)),),
-    )
-    assert found(zoned, "gids", "ok")
-
-
-def test_namespaces_and_containers_are_named() -> None:
-    state = replace(GOOD, has_shared_namespaces=False, container="podman")
-    assert "netns" in found(state, "namespaces", "note").command
-    assert "podman" in found(state, "container", "note").text
-    assert "namespace" in found(with_port(interface=None), "namespaces", "warning").text
-
-
 def test_iwarp_needs_tcp_diag() -> None:
     state = replace(GOOD, devices=(SIW, SOFTWARE))
     assert found(state, "tcp_diag", "warning").fix == (("modprobe", "tcp_diag"),)
@@ -241,10 +193,6 @@ def test_iwarp_needs_tcp_diag() -> None:
     assert found(absent, "tcp_diag", "note").fix == ()
     loaded = replace(state, loaded_modules=("tcp_diag",))
     assert [each for each in check(loaded) if each.subject == "tcp_diag"] == []
-
-
-def test_failed_loopback_is_an_error() -> None:
-    assert "no answer" in found(with_rxe(loopback="no answer"), "loopback", "error").text
 
 
 def test_skipped_loopback_is_no_finding() -> None:
@@ -288,12 +236,6 @@ def test_address_on_infiniband_has_the_first_gid_of_its_port() -> None:
     ports = (PortState(1, interface="ib0"), PortState(2, gids=gids, interface="eth0"))
     state = with_rxe(kind="infiniband", ports=ports)
     assert "GID 0 of port 2, INFINIBAND" in found(state, "address", "ok").text
-
-
-def test_variable_with_an_impossible_value_is_an_error() -> None:
-    wanted = found(replace(GOOD, wanted="rxe77"), "environment", "error")
-    assert "AIORDMA_DEVICE=rxe77" in wanted.text
-    assert wanted.command == "unset AIORDMA_DEVICE"
 
 
 def test_variables_with_possible_values_are_no_finding() -> None:

@@ -222,27 +222,6 @@ def test_second(faults):
     assert "2 passed" in said, said
 
 
-MISTAKEN = """
-import pytest
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("name", ["rdma_pair", "rdma_stream_pair", "rdma_listener", "rdma_fabric"])
-async def test_fixture_that_is_not_called(name, request):
-    fixture = request.getfixturevalue(name)
-    text = f"{name} is a function: `async with {name}"
-    with pytest.raises(TypeError, match=text):
-        async with fixture:
-            pass
-    with pytest.raises(TypeError, match=text):
-        one, other = fixture
-"""
-
-
-def test_fixture_that_is_not_called_says_how_to(tmp_path: Path) -> None:
-    said = run(tmp_path, MISTAKEN)
-    assert "8 passed" in said, said
-
-
 def test_another_device_is_required_by_name(tmp_path: Path) -> None:
     source = ALL_FIXTURES.format(marks="@pytest.mark.asyncio")
     said = run(tmp_path, source, "--rdma=rxe9", "--rdma-address=127.0.0.1", "-rs")

@@ -106,13 +106,7 @@ def test_idle_channel_wakes_no_thread(stack: ExitStack) -> None:
     server = Server(stack)
     server.lend()
     engine = stack.enter_context(closing(EngineThread()))
-
-    def has_slept_through() -> bool:
-        before = engine.sleeps
-        time.sleep(0.3)
-        return engine.sleeps == before
-
-    wait_until(has_slept_through)
+    wait_until(lambda: engine.is_resting(0.3))
 
 
 def test_silent_peers_wake_the_program_a_few_times(stack: ExitStack) -> None:

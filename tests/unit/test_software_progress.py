@@ -180,13 +180,7 @@ def test_idle_connection_wakes_no_thread(stack: ExitStack) -> None:
     talk = Talk(stack)
     talk.lend()
     engine = stack.enter_context(closing(EngineThread()))
-
-    def has_slept_through() -> bool:
-        before = engine.sleeps
-        time.sleep(0.3)
-        return engine.sleeps == before
-
-    wait_until(has_slept_through)
+    wait_until(lambda: engine.is_resting(0.3))
 
 
 # -- other ways to wait ---------------------------------------------------------------------------

@@ -47,10 +47,10 @@ def _programs(example: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip())
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].partition("]")[0])
 def test_a_row_names_what_exists(row: list[str]) -> None:
-    _, manual, ours, _, proof = row
-    assert re.fullmatch(r"\[(\w+)\]\(https://man7.org/linux/man-pages/man3/\1.3.html\)", manual)
+    function, ours, _, proof = row
+    assert re.match(r"\[[^]]+\]\(https://man7.org/linux/man-pages/man3/\w+\.3\.html\)", function)
     names = re.findall(r"`([\w.]+)`", ours)
     assert names
     for name in names:
@@ -63,9 +63,9 @@ def test_a_row_names_what_exists(row: list[str]) -> None:
     assert re.search(rf"\bdef {test}\(", (ROOT / "tests" / path).read_text()), proof
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip())
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].partition("]")[0])
 def test_example_of_a_row_uses_its_names(row: list[str]) -> None:
-    _, _, ours, example, _ = row
+    _, ours, example, _ = row
     names = [name.split(".")[-1] for name in re.findall(r"`([\w.]+)`", ours)]
     names += re.findall(r"\b(\w+)=", ours)
     programs = _programs(example)

@@ -1,7 +1,6 @@
 """The parts of `make test` run at the same time, and report one after the other."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from tests.waiting import wait_until
 MAKEFILE = """
 one: ; @echo this is one; echo >was-here-one; while ! test -e was-here-two; do sleep 0.01; done
 two: ; @echo this is two; echo >was-here-two; while ! test -e was-here-one; do sleep 0.01; done
-later: ; @sleep 2
 bad: ; @echo this is bad; exit 3
 endless: ; @echo $$$$ >pid; mv pid was-here-endless; exec sleep 600
 """
@@ -57,41 +55,6 @@ def test_missing_packages_leave_parts_that_need_none(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert parts.run("make", ["one", "two"], tmp_path) == 0
     assert "a-package-that-does-not-exist" in capfd.readouterr().err
-
-
-def test_progress_is_reported_while_a_part_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(parts, "PROGRESS_SECONDS", 0.001)
-    assert parts.run("make", ["one", "two", "later"], tmp_path) == 0
-    assert re.search(r" \d+ s: later prepares", capfd.readouterr().out)
-
-
-@pytest.mark.parametrize(
-    ("processors", "asked", "given"),
-    [(2, None, "1"), (2, "2", "2"), (4, None, None), (None, None, "1")],
-)
-def test_guests_get_one_processor_where_the_machine_has_few(
-    monkeypatch: pytest.MonkeyPatch, processors: int | None, asked: str | None, given: str | None
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: processors)
-    monkeypatch.delenv("VM_SMP", raising=False)
-    if asked is not None:
-        monkeypatch.setenv("VM_SMP", asked)
-    assert parts.environment().get("VM_SMP") == given
-
-
-@pytest.mark.parametrize(
-    ("output", "says"),
-    [
-        ("vm: fetching the kernel", "prepares"),
-        ("= test session starts =\ncollected", "0 %"),
-        ("= test session starts =\nx .. [  3%]\ny .. [ 41%]\nz", "41 %"),
-        ("= test session starts =\n[100%]\n= test session starts =\n[ 12%]", "12 % of its run 2"),
-    ],
-)
-def test_progress_is_what_pytest_says(output: str, says: str) -> None:
-    assert parts.percentage(output) == says
 
 
 def test_sigterm_ends_every_part(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ enum aiordma_simulated_kind {
     AIORDMA_SIMULATED_LOST,     /* size: bytes */
     AIORDMA_SIMULATED_CHANGED,  /* memory of a request, before its completion; size: bytes */
     AIORDMA_SIMULATED_TWICE,    /* two requests write the same memory; size: bytes of this one */
+    AIORDMA_SIMULATED_ACCESSED, /* guarded memory of a request, by the program; size: bytes */
     AIORDMA_SIMULATED_DENIED,   /* an access of the peer's: the key, the range, or what for */
 };
 
@@ -35,7 +36,7 @@ struct aiordma_simulated_event {
     int sender, receiver; /* hosts; receiver -1: none has that address */
     int kind;
     uint32_t size;
-    uint64_t wr_id; /* CHANGED, TWICE */
+    uint64_t wr_id; /* CHANGED, TWICE, ACCESSED */
     uint32_t qp_num;
 };
 
@@ -70,6 +71,13 @@ uint64_t aiordma_simulated_choose(int kind, uint64_t count);
 /* How many choices of this kind were made. */
 uint64_t aiordma_simulated_choices(int kind);
 void aiordma_simulation_end(void);
+
+/*
+ * Catch the program's accesses to this memory while a request has it: shared memory that begins with
+ * a page, and stays mapped until the end. accessed: called at the access, before its event is noted.
+ * Returns 0 or an errno.
+ */
+int aiordma_simulated_guard(void *address, size_t size, void (*accessed)(void));
 
 /* Return the number of a new host, which is up; -ENOMEM. */
 int aiordma_simulated_host(void);

@@ -109,23 +109,6 @@ static int make_connection(struct sw_identifier *identifier)
     return identifier->connection ? 0 : ENOMEM;
 }
 
-/* An IPv4 address in IPv6 form becomes an IPv4 address. */
-static void tidy_address(struct sockaddr_storage *address)
-{
-    struct sockaddr_in6 six;
-    struct sockaddr_in four = {.sin_family = AF_INET};
-
-    if (address->ss_family != AF_INET6)
-        return;
-    memcpy(&six, address, sizeof(six));
-    if (!IN6_IS_ADDR_V4MAPPED(&six.sin6_addr))
-        return;
-    four.sin_port = six.sin6_port;
-    memcpy(&four.sin_addr, &six.sin6_addr.s6_addr[12], sizeof(four.sin_addr));
-    memset(address, 0, sizeof(*address));
-    memcpy(address, &four, sizeof(four));
-}
-
 int sw_get_socket_address(int fd, int (*get)(int, struct sockaddr *, socklen_t *),
                           struct sockaddr_storage *address)
 {
@@ -134,7 +117,7 @@ int sw_get_socket_address(int fd, int (*get)(int, struct sockaddr *, socklen_t *
     memset(address, 0, sizeof(*address));
     if (get(fd, (struct sockaddr *)address, &size))
         return errno;
-    tidy_address(address);
+    sw_tidy_address(address);
     return 0;
 }
 

@@ -4,12 +4,15 @@
 #include "completion.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "blocks.h"
 #include "faults.h"
+
+enum { POLLS_BEFORE_YIELD = 64 };
 
 static struct sw_queue *queue_of(struct ibv_cq *queue)
 {
@@ -210,11 +213,27 @@ static int take_current(struct ibv_cq_ex *public)
     return error;
 }
 
+/*
+ * A poll found nothing. Programs poll without pause, and where all processors are busy, what they
+ * wait for needs this one: a peer's process, or the engine.
+ */
+static void found_nothing(struct sw_queue *queue)
+{
+    uint32_t polls = __atomic_load_n(&queue->polls_in_vain, __ATOMIC_RELAXED) + 1;
+
+    __atomic_store_n(&queue->polls_in_vain, polls, __ATOMIC_RELAXED);
+    if (!(polls % POLLS_BEFORE_YIELD) && !sw_system->is_simulated)
+        sched_yield();
+}
+
 static int start_poll(struct ibv_cq_ex *queue, struct ibv_poll_cq_attr *attr)
 {
     if (!queue || !attr || attr->comp_mask)
         return EINVAL;
-    return take_current(queue);
+    int error = take_current(queue);
+    if (error)
+        found_nothing((struct sw_queue *)queue);
+    return error;
 }
 
 static void end_poll(struct ibv_cq_ex *queue)
@@ -281,8 +300,10 @@ static int poll_cq(struct ibv_cq *public, int most, struct ibv_wc *completions)
 
     if (!queue || most < 0 || (most && !completions))
         return -EINVAL;
-    if (is_idle(queue))
+    if (is_idle(queue)) {
+        found_nothing(queue);
         return 0;
+    }
     sw_lock();
     if (!queue->count)
         sw_progress_look(served_by(queue), 1);
@@ -290,6 +311,7 @@ static int poll_cq(struct ibv_cq *public, int most, struct ibv_wc *completions)
     until_end = queue->size - queue->head;
     if (!count) {
         sw_unlock();
+        found_nothing(queue);
         return 0;
     }
     if (count <= until_end) {

@@ -7,7 +7,6 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "transmit.h"
 
@@ -19,6 +18,12 @@ enum { FEW_ANSWERS = 4 };
  * on memory that is not aligned. InfiniBand calls both an invalid request, not an access error.
  */
 static const struct sw_reason UNEXPECTED = {SW_LAYER_RDMAP, 2, 6};
+
+/* DDP's reasons for an untagged message: it does not follow the one before, its frame does not
+   follow the one before, and it does not fit. */
+static const struct sw_reason WRONG_SEQUENCE = {SW_LAYER_DDP, 2, 3};
+static const struct sw_reason WRONG_OFFSET = {SW_LAYER_DDP, 2, 4};
+static const struct sw_reason WRONG_LENGTH = {SW_LAYER_DDP, 2, 5};
 
 static struct sw_reason access_reason(enum sw_refusal refusal)
 {
@@ -52,9 +57,14 @@ static int permits(const struct sw_stream *stream, unsigned int access)
 
 /* -- the beginning of a frame ------------------------------------------------------------------ */
 
-static int is_in_sequence(struct sw_receiving *receiving, const struct sw_frame *frame)
+/* Check that an untagged frame is the next one, at this offset of its message. */
+static int begin_untagged(struct sw_stream *stream, uint32_t offset)
 {
-    return frame->sequence == receiving->expected[frame->queue];
+    const struct sw_frame *frame = &stream->receiving.frame;
+
+    if (frame->sequence != stream->receiving.expected[frame->queue])
+        return sw_refuse_frame(stream, WRONG_SEQUENCE);
+    return frame->message_offset == offset ? 1 : sw_refuse_frame(stream, WRONG_OFFSET);
 }
 
 static uint32_t room_of(const struct sw_receive *receive)
@@ -70,21 +80,19 @@ static int begin_send(struct sw_stream *stream)
 {
     struct sw_receiving *receiving = &stream->receiving;
     struct sw_queue_pair *pair = stream->pair;
-    const struct sw_frame *frame = &receiving->frame;
+    int result = begin_untagged(stream, pair->has_taken ? receiving->message_size : 0);
 
-    if (!is_in_sequence(receiving, frame))
-        return sw_refuse_frame(stream, (struct sw_reason){SW_LAYER_DDP, 2, 3});
-    if (frame->message_offset != (pair->has_taken ? receiving->message_size : 0))
-        return sw_refuse_frame(stream, (struct sw_reason){SW_LAYER_DDP, 2, 4});
+    if (result != 1)
+        return result;
     if (!pair->has_taken) {
         if (!sw_take_receive(pair, 1))
             return 0;
         receiving->message_size = 0;
     }
-    if (frame->payload > room_of(&pair->taken) - receiving->message_size) {
+    if (receiving->frame.payload > room_of(&pair->taken) - receiving->message_size) {
         struct ibv_wc completion = {.status = IBV_WC_LOC_LEN_ERR, .opcode = IBV_WC_RECV};
         sw_finish_receive(pair, &completion, 0);
-        return sw_refuse_frame(stream, (struct sw_reason){SW_LAYER_DDP, 2, 5});
+        return sw_refuse_frame(stream, WRONG_LENGTH);
     }
     return 1;
 }
@@ -147,14 +155,11 @@ static int begin_immediate(struct sw_stream *stream)
 static int begin_whole(struct sw_stream *stream, uint32_t size)
 {
     const struct sw_frame *frame = &stream->receiving.frame;
+    int result = begin_untagged(stream, 0);
 
-    if (!is_in_sequence(&stream->receiving, frame))
-        return sw_refuse_frame(stream, (struct sw_reason){SW_LAYER_DDP, 2, 3});
-    if (frame->message_offset)
-        return sw_refuse_frame(stream, (struct sw_reason){SW_LAYER_DDP, 2, 4});
-    if (!frame->is_last || frame->payload != size)
-        return sw_refuse_frame(stream, (struct sw_reason){SW_LAYER_DDP, 2, 5});
-    return 1;
+    if (result == 1 && (!frame->is_last || frame->payload != size))
+        return sw_refuse_frame(stream, WRONG_LENGTH);
+    return result;
 }
 
 /* Grow the ring of answers. Most peers have few outstanding requests. */
@@ -252,6 +257,15 @@ static int locate_parts(struct sw_stream *stream, const struct ibv_sge *parts, i
     return found;
 }
 
+/* Fail a request whose answer cannot be placed. */
+static int fail_asked(struct sw_stream *stream, struct sw_send *send, uint32_t counter,
+                      enum ibv_wc_status status)
+{
+    sw_end_sent(stream->pair, counter); /* the earlier ones were carried out */
+    sw_stream_failed_send(stream, send, status);
+    return -1;
+}
+
 int sw_fail_payload(struct sw_stream *stream, enum sw_refusal refusal)
 {
     struct ibv_wc completion = {.status = IBV_WC_LOC_PROT_ERR, .opcode = IBV_WC_RECV};
@@ -265,9 +279,7 @@ int sw_fail_payload(struct sw_stream *stream, enum sw_refusal refusal)
         send = sw_first_asked(stream, &counter);
         if (!send)
             return sw_refuse_frame(stream, tagged_reason(SW_NO_KEY));
-        sw_end_sent(stream->pair, counter); /* the earlier ones were carried out */
-        sw_stream_failed_send(stream, send, IBV_WC_LOC_PROT_ERR);
-        return -1;
+        return fail_asked(stream, send, counter, IBV_WC_LOC_PROT_ERR);
     default:
         sw_finish_receive(stream->pair, &completion, 0);
         return sw_refuse_frame(stream, (struct sw_reason){SW_LAYER_RDMAP, 0, 0});
@@ -425,56 +437,57 @@ static int end_immediate(struct sw_stream *stream, const char *payload)
     return 0;
 }
 
+/* Return the next answer, which is not counted yet. begin_question has made room for it. */
+static struct sw_answer *new_answer(struct sw_stream *stream)
+{
+    struct sw_sending *sending = &stream->sending;
+    uint32_t at = (sending->answer_first + sending->answer_count) % sending->answer_size;
+
+    stream->receiving.expected[SW_QUEUE_REQUEST]++;
+    sending->answers[at] = (struct sw_answer){.sequence = stream->receiving.frame.sequence};
+    return &sending->answers[at];
+}
+
+/* Check the peer's access to memory: 0, or -1. */
+static int check_access(struct sw_stream *stream, uint32_t stag, uint64_t offset, uint32_t size,
+                        unsigned int access, struct sw_memory *memory)
+{
+    if (!permits(stream, access))
+        return sw_refuse_frame(stream, UNEXPECTED);
+    enum sw_refusal refusal =
+        sw_reach_remote(&stream->pair->ibv, stag, offset, size, access, memory);
+    return refusal ? sw_refuse_frame(stream, access_reason(refusal)) : 0;
+}
+
 static int end_read_request(struct sw_stream *stream, const char *payload)
 {
-    struct sw_receiving *receiving = &stream->receiving;
-    struct sw_sending *sending = &stream->sending;
-    struct sw_answer *answer =
-        &sending->answers[(sending->answer_first + sending->answer_count) % sending->answer_size];
+    struct sw_answer *answer = new_answer(stream);
+    struct sw_read_request *read = &answer->read;
     struct sw_memory memory;
 
-    receiving->expected[SW_QUEUE_REQUEST]++;
-    memset(answer, 0, sizeof(*answer));
-    answer->sequence = receiving->frame.sequence;
-    sw_read_request_read(payload, &answer->read);
-    if (answer->read.size) {
-        if (!permits(stream, IBV_ACCESS_REMOTE_READ))
-            return sw_refuse_frame(stream, UNEXPECTED);
-        enum sw_refusal refusal =
-            sw_reach_remote(&stream->pair->ibv, answer->read.source, answer->read.source_offset,
-                            answer->read.size, IBV_ACCESS_REMOTE_READ, &memory);
-        if (refusal)
-            return sw_refuse_frame(stream, access_reason(refusal));
-    }
-    sending->answer_count++;
+    sw_read_request_read(payload, read);
+    if (read->size && check_access(stream, read->source, read->source_offset, read->size,
+                                   IBV_ACCESS_REMOTE_READ, &memory))
+        return -1;
+    stream->sending.answer_count++;
     return 0;
 }
 
 static int end_atomic_request(struct sw_stream *stream, const char *payload)
 {
-    struct sw_receiving *receiving = &stream->receiving;
-    struct sw_sending *sending = &stream->sending;
-    struct sw_answer *answer =
-        &sending->answers[(sending->answer_first + sending->answer_count) % sending->answer_size];
+    struct sw_answer *answer = new_answer(stream);
+    struct sw_atomic_request *atomic = &answer->atomic;
     struct sw_memory memory;
 
-    receiving->expected[SW_QUEUE_REQUEST]++;
-    memset(answer, 0, sizeof(*answer));
-    answer->sequence = receiving->frame.sequence;
     answer->is_atomic = 1;
-    sw_atomic_request_read(payload, &answer->atomic);
-    if (answer->atomic.operation != SW_FETCH_ADD && answer->atomic.operation != SW_COMPARE_SWAP)
+    sw_atomic_request_read(payload, atomic);
+    if (atomic->operation != SW_FETCH_ADD && atomic->operation != SW_COMPARE_SWAP)
         return sw_refuse_frame(stream, UNEXPECTED);
-    if (!permits(stream, IBV_ACCESS_REMOTE_ATOMIC))
-        return sw_refuse_frame(stream, UNEXPECTED);
-    enum sw_refusal refusal =
-        sw_reach_remote(&stream->pair->ibv, answer->atomic.stag, answer->atomic.offset, 8,
-                        IBV_ACCESS_REMOTE_ATOMIC, &memory);
-    if (refusal)
-        return sw_refuse_frame(stream, access_reason(refusal));
+    if (check_access(stream, atomic->stag, atomic->offset, 8, IBV_ACCESS_REMOTE_ATOMIC, &memory))
+        return -1;
     if ((uintptr_t)memory.at % 8)
         return sw_refuse_frame(stream, UNEXPECTED);
-    sending->answer_count++;
+    stream->sending.answer_count++;
     return 0;
 }
 
@@ -498,11 +511,8 @@ static int end_atomic_response(struct sw_stream *stream, const char *payload)
         return sw_refuse_frame(stream, UNEXPECTED);
     enum ibv_wc_status status =
         sw_scatter(stream->pair->ibv.pd, send->parts, send->part_count, 0, &value, sizeof(value));
-    if (status) {
-        sw_end_sent(stream->pair, counter); /* the earlier ones were carried out */
-        sw_stream_failed_send(stream, send, status);
-        return -1;
-    }
+    if (status)
+        return fail_asked(stream, send, counter, status);
     answered(stream, send, counter);
     return 0;
 }

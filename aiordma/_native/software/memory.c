@@ -11,6 +11,8 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "guard.h"
+
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
@@ -273,6 +275,7 @@ static struct ibv_mr *register_region(struct ibv_pd *domain, void *address, size
     struct sw_region *region = new_region(domain);
     if (region) {
         region->ibv.addr = address;
+        region->memory = sw_device_view(address, length);
         region->ibv.length = length;
         region->base = base;
         region->access = access;
@@ -424,6 +427,7 @@ static int rereg_mr(struct ibv_mr *public, int flags, struct ibv_pd *domain, voi
         }
         if (!error && flags & IBV_REREG_MR_CHANGE_TRANSLATION) {
             public->addr = address;
+            region->memory = sw_device_view(address, length);
             public->length = length;
         }
         int was_zero_based = region->access & IBV_ACCESS_ZERO_BASED;
@@ -569,7 +573,7 @@ static void bind_to(struct sw_window *window, struct sw_region *region, struct i
 {
     window->region = region;
     region->windows++;
-    window->memory = (char *)region->ibv.addr + (info->addr - region->base);
+    window->memory = region->memory + (info->addr - region->base);
     window->base = info->mw_access_flags & IBV_ACCESS_ZERO_BASED ? 0 : info->addr;
     window->length = info->length;
     window->access = (int)info->mw_access_flags;
@@ -694,7 +698,7 @@ static enum sw_refusal reach(const struct ibv_pd *domain, struct ibv_qp *queue_p
     if ((region->access & access) != access)
         return SW_ACCESS;
     memory->is_of_file = region->is_of_file;
-    return place(region->ibv.addr, region->base, region->ibv.length, address, length, &memory->at);
+    return place(region->memory, region->base, region->ibv.length, address, length, &memory->at);
 }
 
 enum sw_refusal sw_reach_local(struct ibv_pd *domain, const struct ibv_sge *part, int access,

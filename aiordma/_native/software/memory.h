@@ -23,6 +23,7 @@ struct sw_region {
     uint64_t base; /* the address for accesses: addr, an iova, or 0 (ZERO_BASED) */
     int access;
     int is_of_file;
+    char *memory;     /* the first byte, where the device finds it (guard.h) */
     uint32_t windows; /* bound to it: they keep it from being deregistered (EBUSY) */
     void *mapping;    /* of a dma-buf, or NULL: it is unmapped when the region is deregistered */
     size_t mapping_size;

@@ -8,6 +8,16 @@
 
 enum { POISON = 0xdb, BLOCK = 4096 };
 
+void sw_guard_parts(const struct sw_posted *posted, struct ibv_pd *domain,
+                    const struct ibv_sge *parts, int count, uint32_t size, int writes)
+{
+    struct sw_span span = {domain, parts, count, 0, size};
+    struct sw_piece piece;
+
+    while (span.size && !sw_next_piece(&span, writes ? IBV_ACCESS_LOCAL_WRITE : 0, &piece))
+        sw_guard(posted, piece.memory.at, piece.size, writes);
+}
+
 uint32_t sw_owned_sum(struct ibv_pd *domain, const struct ibv_sge *parts, int count, uint32_t size)
 {
     struct sw_span span = {domain, parts, count, 0, size};
@@ -48,8 +58,10 @@ void sw_poison(struct ibv_pd *domain, const struct ibv_sge *parts, int count, ui
     }
 }
 
-uint32_t sw_poison_receive(struct ibv_pd *domain, const struct ibv_recv_wr *request)
+uint32_t sw_take_over_receive(const void *queue, uint32_t qp_num, struct ibv_pd *domain,
+                              const struct ibv_recv_wr *request)
 {
+    const struct sw_posted posted = {queue, request->wr_id, qp_num};
     uint64_t size = 0;
 
     for (int i = 0; i < request->num_sge; i++)
@@ -57,6 +69,7 @@ uint32_t sw_poison_receive(struct ibv_pd *domain, const struct ibv_recv_wr *requ
     if (size > UINT32_MAX)
         return 0;
     sw_poison(domain, request->sg_list, request->num_sge, (uint32_t)size);
+    sw_guard_parts(&posted, domain, request->sg_list, request->num_sge, (uint32_t)size, 1);
     return (uint32_t)size;
 }
 

@@ -102,6 +102,7 @@ static void give_back(const struct sw_queue_pair *pair, const struct sw_send *se
     if (send->status == IBV_WC_SUCCESS && send->sum &&
         send->sum != sw_owned_sum(pair->ibv.pd, send->parts, send->part_count, send->length))
         sw_system->misused(AIORDMA_SIMULATED_CHANGED, send->wr_id, pair->ibv.qp_num, send->length);
+    sw_unguard(pair, send->wr_id);
 }
 
 /* Complete sends in the order of the posts: a send that has ended waits for the earlier ones. */
@@ -255,6 +256,8 @@ void sw_finish_receive(struct sw_queue_pair *pair, struct ibv_wc *what, int soli
     what->wr_id = pair->taken.wr_id;
     what->qp_num = pair->ibv.qp_num;
     pair->has_taken = 0;
+    if (sw_system->is_simulated)
+        sw_unguard(pair->shared ? (void *)pair->shared : pair, what->wr_id);
     sw_complete(pair->ibv.recv_cq, what, solicited);
 }
 
@@ -300,6 +303,18 @@ void sw_queue_pair_failed(struct sw_queue_pair *pair)
     sw_flush_receives(pair);
     if (pair->shared)
         sw_raise_queue_pair(&pair->ibv, IBV_EVENT_QP_LAST_WQE_REACHED);
+}
+
+int sw_is_reachable(const struct sw_queue_pair *pair, const struct sw_send *send, int access)
+{
+    struct sw_memory memory;
+
+    if (send->flags & IBV_SEND_INLINE)
+        return 1;
+    for (int i = 0; i < send->part_count; i++)
+        if (send->parts[i].length && sw_reach_local(pair->ibv.pd, &send->parts[i], access, &memory))
+            return 0;
+    return 1;
 }
 
 void sw_flush_sends(struct sw_queue_pair *pair)

@@ -148,6 +148,8 @@ enum ibv_wc_status sw_scatter(struct ibv_pd *domain, const struct ibv_sge *parts
 enum ibv_wc_status sw_gather(struct ibv_pd *domain, const struct ibv_sge *parts, int count,
                              uint32_t offset, void *bytes, uint32_t size);
 
+/* Whether the device may access all parts of a send; access: as for sw_reach_local. */
+int sw_is_reachable(const struct sw_queue_pair *pair, const struct sw_send *send, int access);
 /* End a send. It completes after all earlier sends. */
 void sw_end_send(struct sw_queue_pair *pair, struct sw_send *send, enum ibv_wc_status status);
 /* End all SENT requests before this counter of the ring: they have arrived. */

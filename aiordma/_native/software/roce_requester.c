@@ -66,19 +66,6 @@ static void fail(struct sw_packets *packets, struct sw_send *send, enum ibv_wc_s
 
 /* -- sending -------------------------------------------------------------------------------------- */
 
-static int is_reachable(const struct sw_queue_pair *pair, const struct sw_send *send)
-{
-    const int access = is_question(send) ? IBV_ACCESS_LOCAL_WRITE : 0;
-    struct sw_memory memory;
-
-    if (send->flags & IBV_SEND_INLINE)
-        return 1;
-    for (int i = 0; i < send->part_count; i++)
-        if (send->parts[i].length && sw_reach_local(pair->ibv.pd, &send->parts[i], access, &memory))
-            return 0;
-    return 1;
-}
-
 /* Give a request its packet numbers. Returns an error that ends it. */
 static enum ibv_wc_status number(struct sw_packets *packets, struct sw_send *send)
 {
@@ -87,7 +74,7 @@ static enum ibv_wc_status number(struct sw_packets *packets, struct sw_send *sen
 
     if (is_question(send) && !pair->attributes.max_rd_atomic)
         return IBV_WC_LOC_QP_OP_ERR;
-    if (!is_reachable(pair, send))
+    if (!sw_is_reachable(pair, send, is_question(send) ? IBV_ACCESS_LOCAL_WRITE : 0))
         return IBV_WC_LOC_PROT_ERR;
     send->psn = requester->psn;
     send->packets = is_question(send) && send->opcode != IBV_WR_RDMA_READ

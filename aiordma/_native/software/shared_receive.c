@@ -207,6 +207,7 @@ static int destroy_srq(struct ibv_srq *queue)
     pthread_cond_destroy(&queue->cond);
     pthread_mutex_destroy(&queue->mutex);
     sw_receives_free(&shared->receives);
+    sw_unguard_all(shared);
     free(shared);
     return 0;
 }
@@ -273,7 +274,7 @@ static int post_srq_recv(struct ibv_srq *queue, struct ibv_recv_wr *request,
             if (error)
                 break;
             if (sw_system->is_simulated)
-                sw_poison_receive(queue->pd, request);
+                sw_take_over_receive(shared, 0, queue->pd, request);
         }
         resume(shared);
         sw_unlock();

@@ -37,23 +37,6 @@ static void packet_arrives(struct sw_timer *timer)
     free(packet);
 }
 
-/* An IPv4 address in IPv6 form becomes an IPv4 address. */
-static void tidy(struct sockaddr_storage *address)
-{
-    struct sockaddr_in6 six;
-    struct sockaddr_in four = {.sin_family = AF_INET};
-
-    if (address->ss_family != AF_INET6)
-        return;
-    memcpy(&six, address, sizeof(six));
-    if (!IN6_IS_ADDR_V4MAPPED(&six.sin6_addr))
-        return;
-    four.sin_port = six.sin6_port;
-    memcpy(&four.sin_addr, six.sin6_addr.s6_addr + 12, sizeof(four.sin_addr));
-    memset(address, 0, sizeof(*address));
-    memcpy(address, &four, sizeof(four));
-}
-
 /* The source that the sender's control message asks for. */
 static void read_source(const struct msghdr *message, struct sockaddr_storage *from)
 {
@@ -85,7 +68,7 @@ ssize_t sw_sim_send_datagram(struct sw_object *object, const struct msghdr *mess
     size_t size = 0;
 
     memcpy(&to, message->msg_name, message->msg_namelen);
-    tidy(&to);
+    sw_tidy_address(&to);
     if (!sw_address_towards(object->host, sw_as_address(&to), &from))
         return sw_fail(ENETUNREACH);
     read_source(message, &from);

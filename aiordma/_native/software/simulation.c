@@ -14,6 +14,7 @@
 #include "engine.h"
 #include "faults.h"
 #include "gids.h"
+#include "guard.h"
 #include "identifier.h"
 #include "memory.h"
 #include "descriptors.h"
@@ -108,6 +109,7 @@ void aiordma_simulation_end(void)
     for (int i = 0; i < sw_network.host_count; i++)
         forget(sw_network.hosts[i]);
     sw_network_clear();
+    sw_guards_clear();
     free(outside);
     outside = NULL;
     sw_device.memory = memory_outside;

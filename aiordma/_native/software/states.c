@@ -11,6 +11,7 @@
 #include "builder.h"
 #include "connected.h"
 #include "datagram.h"
+#include "guard.h"
 #include "roce_pair.h"
 
 static struct sw_queue_pair *pair_of(struct ibv_qp *queue_pair)
@@ -43,6 +44,7 @@ static int check_request(struct ibv_pd *domain, const struct ibv_qp_init_attr *a
 
 static void free_pair(struct sw_queue_pair *pair)
 {
+    sw_unguard_all(pair);
     sw_free_builder(pair);
     sw_receives_free(&pair->receives);
     free(pair->taken.parts);
@@ -385,6 +387,7 @@ static void to_reset(struct sw_queue_pair *pair)
     pair->oldest = pair->next_send = pair->end = 0;
     pair->receives.head = pair->receives.count = 0;
     pair->has_taken = 0;
+    sw_unguard_all(pair);
     sw_unbind_all(&pair->ibv);
     sw_forget_completions(pair->ibv.send_cq, pair->ibv.qp_num);
     sw_forget_completions(pair->ibv.recv_cq, pair->ibv.qp_num);

@@ -12,11 +12,28 @@
 #include <net/if.h>
 #include <poll.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
+
+void sw_tidy_address(struct sockaddr_storage *address)
+{
+    struct sockaddr_in6 six;
+    struct sockaddr_in four = {.sin_family = AF_INET};
+
+    if (address->ss_family != AF_INET6)
+        return;
+    memcpy(&six, address, sizeof(six));
+    if (!IN6_IS_ADDR_V4MAPPED(&six.sin6_addr))
+        return;
+    four.sin_port = six.sin6_port;
+    memcpy(&four.sin_addr, &six.sin6_addr.s6_addr[12], sizeof(four.sin_addr));
+    memset(address, 0, sizeof(*address));
+    memcpy(address, &four, sizeof(four));
+}
 
 static uint64_t now(void)
 {

@@ -57,7 +57,7 @@ struct sw_system_calls {
     uint32_t (*late)(uint32_t size); /* how many bytes of a WRITE are placed after its last ones */
     uint32_t (*completion_delay)(void); /* milliseconds */
     void (*posted)(uint64_t wr_id, uint32_t qp_num);
-    /* A program misused memory. kind: CHANGED, TWICE or DENIED, of simulation.h. */
+    /* A program misused memory. kind: CHANGED, TWICE, ACCESSED or DENIED, of simulation.h. */
     void (*misused)(int kind, uint64_t wr_id, uint32_t qp_num, uint32_t size);
 
     int (*getifaddrs)(struct ifaddrs **addresses);
@@ -69,5 +69,8 @@ extern const struct sw_system_calls sw_operating_system;
 
 /* The one that the device uses. It changes while nobody has the device's lock. */
 extern const struct sw_system_calls *sw_system;
+
+/* An IPv4 address in IPv6 form becomes an IPv4 address. */
+void sw_tidy_address(struct sockaddr_storage *address);
 
 #endif

@@ -148,18 +148,6 @@ static uint32_t next_sequence(struct sw_sending *sending, int queue)
 
 static int compose_word(struct sw_stream *stream);
 
-static int is_reachable(struct sw_queue_pair *pair, const struct sw_send *send, int access)
-{
-    struct sw_memory memory;
-
-    if (send->flags & IBV_SEND_INLINE)
-        return 1;
-    for (int i = 0; i < send->part_count; i++)
-        if (send->parts[i].length && sw_reach_local(pair->ibv.pd, &send->parts[i], access, &memory))
-            return 0;
-    return 1;
-}
-
 static int compose_immediate(struct sw_stream *stream, struct sw_send *send, uint32_t belongs,
                              int ends)
 {
@@ -210,7 +198,7 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
     int is_write = send->opcode == IBV_WR_RDMA_WRITE || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
     uint32_t offset = sending->offset, left = send->length - offset;
 
-    if (!offset && !sending->sent_immediate && !is_reachable(pair, send, 0))
+    if (!offset && !sending->sent_immediate && !sw_is_reachable(pair, send, 0))
         return fail_in_turn(stream, send, IBV_WC_LOC_PROT_ERR);
     if (send->opcode == IBV_WR_SEND_WITH_IMM && !sending->sent_immediate) {
         compose_immediate(stream, send, SW_OF_SEND, 0);
@@ -310,7 +298,7 @@ static int compose_question(struct sw_stream *stream, struct sw_send *send)
 
     if (!stream->terms.outbound_depth)
         return fail_in_turn(stream, send, IBV_WC_LOC_QP_OP_ERR);
-    if (!is_reachable(pair, send, IBV_ACCESS_LOCAL_WRITE))
+    if (!sw_is_reachable(pair, send, IBV_ACCESS_LOCAL_WRITE))
         return fail_in_turn(stream, send, IBV_WC_LOC_PROT_ERR);
     struct sw_out_frame *frame = new_frame(sending);
     char *own = frame->header + SW_UNTAGGED_HEADER;
@@ -535,7 +523,7 @@ static struct sw_out_frame *find_gone(struct sw_stream *stream)
                              IBV_ACCESS_REMOTE_READ, &memory) ||
              memory.at != frame->memory))
             return frame;
-        if (frame->send && frame->payload && !is_reachable(stream->pair, frame->send, 0))
+        if (frame->send && frame->payload && !sw_is_reachable(stream->pair, frame->send, 0))
             return frame;
     }
     return NULL;

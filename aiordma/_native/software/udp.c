@@ -306,29 +306,14 @@ static int set_name(struct msghdr *message, union any_address *name, const struc
 int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_route *route, const void *packet,
                 size_t size)
 {
-    union any_address name;
-    union control control;
-    struct iovec part = {.iov_base = (void *)(uintptr_t)packet, .iov_len = size};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control};
+    int error = sw_udp_send_several(udp, route, packet, size, (uint16_t)size);
 
-    int error = set_name(&message, &name, udp, route);
-    if (error)
+    if (error != EMSGSIZE || !is_ipv4(&route->path.destination))
         return error;
-    memset(&control, 0, sizeof(control));
-    add_path(&message, route);
-    if (sw_system->sendmsg(udp->fd, &message, MSG_NOSIGNAL) >= 0) {
-        if (sw_is_capturing)
-            sw_capture_packet(route, udp->port, 1, packet, size);
-        return 0;
-    }
-    if (errno != EMSGSIZE || !is_ipv4(&route->path.destination))
-        return errno;
     /* It exceeds the network's MTU: allow fragmentation of this packet. */
     error = set(udp->fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT);
-    if (!error && sw_system->sendmsg(udp->fd, &message, MSG_NOSIGNAL) < 0)
-        error = errno;
-    else if (!error && sw_is_capturing)
-        sw_capture_packet(route, udp->port, 1, packet, size);
+    if (!error)
+        error = sw_udp_send_several(udp, route, packet, size, (uint16_t)size);
     set(udp->fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO);
     return error;
 }
@@ -346,7 +331,8 @@ int sw_udp_send_several(const struct sw_udp *udp, const struct sw_udp_route *rou
         return error;
     memset(&control, 0, sizeof(control));
     add_path(&message, route);
-    add_control(&message, IPPROTO_UDP, UDP_SEGMENT, &each, sizeof(each));
+    if (each < size)
+        add_control(&message, IPPROTO_UDP, UDP_SEGMENT, &each, sizeof(each));
     if (sw_system->sendmsg(udp->fd, &message, MSG_NOSIGNAL) < 0)
         return errno;
     const char *at = packets;

@@ -42,7 +42,7 @@ void sw_udp_close(struct sw_udp *udp);
 int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_route *route, const void *packet,
                 size_t size);
 /*
- * Send several packets of `each` bytes, of which the last can be shorter, in one call. Fails if the
+ * Send packets of `each` bytes, of which the last can be shorter, in one call. Fails if the
  * kernel or the network's MTU does not allow that, and nothing is sent.
  */
 int sw_udp_send_several(const struct sw_udp *udp, const struct sw_udp_route *route,

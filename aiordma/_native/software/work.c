@@ -200,7 +200,7 @@ static int is_written_twice(const struct sw_queue_pair *pair, uint32_t receives,
 /* In a simulation: the device owns the memory of a receive from now on. */
 static void take_over_receive(const struct sw_queue_pair *pair, const struct ibv_recv_wr *request)
 {
-    uint32_t size = sw_poison_receive(pair->ibv.pd, request);
+    uint32_t size = sw_take_over_receive(pair, pair->ibv.qp_num, pair->ibv.pd, request);
 
     if (is_written_twice(pair, pair->receives.count - 1, request->sg_list, request->num_sge))
         sw_system->misused(AIORDMA_SIMULATED_TWICE, request->wr_id, pair->ibv.qp_num, size);
@@ -209,6 +209,8 @@ static void take_over_receive(const struct sw_queue_pair *pair, const struct ibv
 /* In a simulation: from now on the device owns the memory. */
 static void take_over(const struct sw_queue_pair *pair, struct sw_send *send)
 {
+    const struct sw_posted posted = {pair, send->wr_id, pair->ibv.qp_num};
+
     sw_system->posted(send->wr_id, pair->ibv.qp_num);
     if (writes_memory(send->opcode) &&
         is_written_twice(pair, pair->receives.count, send->parts, send->part_count))
@@ -217,6 +219,8 @@ static void take_over(const struct sw_queue_pair *pair, struct sw_send *send)
         sw_poison(pair->ibv.pd, send->parts, send->part_count, send->length);
     else if (send->part_count)
         send->sum = sw_owned_sum(pair->ibv.pd, send->parts, send->part_count, send->length);
+    sw_guard_parts(&posted, pair->ibv.pd, send->parts, send->part_count, send->length,
+                   writes_memory(send->opcode));
 }
 
 /* refused: gets the request that was refused. NULL: those before it are refused, too. */
