@@ -45,10 +45,7 @@ endif
 test: venv
 	@$(TASK) test_all
 # One after the other: a process that exits can lose what waits for another at RoCE's port.
-test-native: venv
-	@status=0; for each in software software_roce; do \
-		$(MAKE) --no-print-directory test-$$each || status=1; \
-	done; exit $$status
+test-native: test-software test-software_roce
 test-quick test-software test-software_roce test-rxe test-siw test-docs: venv
 	@$(TASK) test $(@:test-%=%) $(ARGS)
 test-dask: venv

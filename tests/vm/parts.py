@@ -37,7 +37,7 @@ class Part:
         way = [] if niceness is None else ["nice", "-n", str(niceness)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*way, make, "--no-print-directory", target],
+                [*way, make, "--keep-going", "--no-print-directory", target],
                 env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
