@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 override CMD := $(value CMD)
 export CMD
 
-.PHONY: help venv built wheel vm demo test test-quick test-software test-rxe test-siw test-docs test-dask docs lint bench soak suites sanitize fuzz clean
+.PHONY: help venv built wheel vm demo test test-quick test-native test-software test-software_roce test-rxe test-siw test-docs test-dask docs lint bench soak suites sanitize fuzz clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -36,6 +36,7 @@ endif
 ## make test-quick      the fast tests of the software device, natively, on asyncio
 ## make test            every test on every device; its parts are
 ##      test-software   ... natively, on the software device, without RDMA in the kernel
+##      test-software_roce  tests/device, on its RoCE v2
 ##      test-rxe        ... in a VM, over RoCE (soft-RoCE)
 ##      test-siw        ... in a VM, over iWARP (soft-iWARP)
 ## make test-dask       clusters of Dask's distributed over RDMA; DEVICE=rxe|siw: in a VM
@@ -43,7 +44,9 @@ endif
 ##   ARGS='-k name' goes to pytest; ARGS=tests/device/test_echo.py replaces a part's folders
 test: venv
 	@$(TASK) test_all
-test-quick test-software test-rxe test-siw test-docs: venv
+# One after the other: a process that exits can lose what waits for another at RoCE's port.
+test-native: test-software test-software_roce
+test-quick test-software test-software_roce test-rxe test-siw test-docs: venv
 	@$(TASK) test $(@:test-%=%) $(ARGS)
 test-dask: venv
 	@$(TASK) test dask-$(DEVICE) $(ARGS)

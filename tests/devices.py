@@ -89,12 +89,18 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "port_events": "its port stands for all network interfaces, and is always up",
         "completion_vectors": "it has one: it raises no interrupts to distribute",
         "second_device": "there is one for each transport, which serves all addresses",
+        "torn_message": "the device checks all parts of a message before it sends any, so that no "
+        "message breaks off in its middle",
         "ece": "it has no options that enhanced connection establishment could agree on",
         "beside_the_built_in": "it is a built-in one",
         "librdmacm": "it does not use librdmacm: a forked child opens it anew",
         "kernel": "it is part of the program; tests/interop connects it with rxe",
         "iwarp": "RoCE is not iWARP",
         "err_ends_the_peer": "RoCE sends nothing when a queue pair is moved to ERR",
+        "killed_peers_reported": "the device is a part of its process, and nothing closes its "
+        "connections if that is killed: as if the peer's power were gone",
+        "stopped_peers_acknowledge": "the device is a part of its process, and is stopped with it: "
+        "an acknowledgement is late then, as from a peer that is gone",
         "plain_peers": "RoCE's port is the device's own: no plain socket can be a peer",
     },
     "rxe": {
@@ -249,6 +255,11 @@ class DeviceUnderTest:
     @property
     def is_built_in(self) -> bool:
         return BUILT_IN
+
+    @property
+    def kind(self) -> str:
+        """Its `Context.kind`."""
+        return {"rxe": "roce", "siw": "iwarp"}.get(self.driver, SOFTWARE)
 
     @property
     def by_hand(self) -> str:

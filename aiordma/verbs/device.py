@@ -145,7 +145,8 @@ def no_such_device(name: str, names: list[str]) -> str:
             "`modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe netdev eth0` makes one"
         )
     source = f" (AIORDMA_DEVICE names {name!r})" if Requirement().name == name else ""
-    return f'there is no RDMA device {name!r}{source}; {found}. Built in is device="{SOFTWARE}"'
+    built_in = " and ".join(f'device="{each}"' for each in BUILT_IN)
+    return f"there is no RDMA device {name!r}{source}; {found}. Built in are {built_in}"
 
 
 def _names(provider: Provider) -> list[str]:

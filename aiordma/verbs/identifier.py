@@ -40,7 +40,7 @@ from aiordma._base.enums import (
 from aiordma._base.errors import NotSupportedError, VerbsCallError
 from aiordma._base.hints import cannot_bind
 from aiordma._base.process import here
-from aiordma._base.provider import Provider
+from aiordma._base.provider import BUILT_IN, Provider
 from aiordma._base.socket_address import SocketAddress, pack_address, unpack_address
 from aiordma._native import ffi, lib
 from aiordma.verbs.completion import CompletionQueue
@@ -679,10 +679,10 @@ class Identifier(Resource):
         if self.device_key:
             device = self.context()
             device.close()
-            if device.transport is Transport.IWARP:
+            if device.transport is Transport.IWARP or device.device_name in BUILT_IN:
                 raise NotSupportedError(
-                    f"{call}: {device.device_name} is an iWARP device, whose handshake has no ECE "
-                    "(enhanced connection establishment)"
+                    f"{call}: the handshake of {device.device_name} has no ECE (enhanced "
+                    "connection establishment), as on every iWARP device"
                 )
         return ffi.new("struct ibv_ece *")
 

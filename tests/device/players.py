@@ -10,10 +10,12 @@ import pytest
 
 import aiordma
 from tests import connections
-from tests.devices import ADDRESS, BUILT_IN, SILENT
+from tests.devices import ADDRESS, BUILT_IN, DEVICE, SILENT
 from tests.internals import reactor
 
 REMOTE = aiordma.Access.REMOTE_READ | aiordma.Access.REMOTE_WRITE
+
+ROCE_PORT = 4791
 
 OWN_RECEIVES: dict[str, Any] = {"receive_buffers": 0}
 """For the end that posts its receives itself, and so decides when its peer's messages arrive."""
@@ -62,9 +64,14 @@ async def members(
 @contextmanager
 def silent_taker() -> Iterator[tuple[str, int]]:
     """Where questions are taken and never answered. Where the address is this machine's own, its
-    kernel would reject them: a plain socket takes them."""
+    kernel would reject them: a plain socket takes them. A socket that is bound to this address gets
+    them at RoCE's port, too."""
     with plain.socket(plain.AF_INET, plain.SOCK_DGRAM) as taker:
-        if BUILT_IN:
+        if DEVICE == "software_roce":
+            taker.setsockopt(plain.SOL_SOCKET, plain.SO_REUSEPORT, 1)
+            taker.bind((SILENT, ROCE_PORT))
+            yield SILENT, 4711
+        elif BUILT_IN:
             taker.bind((SILENT, 0))
             yield taker.getsockname()
         else:

@@ -161,7 +161,7 @@ class Victim:
             uses_words: on iWARP, even if the device has immediate data.
         """
         before = self.streams
-        is_iwarp = self.device.driver != "rxe"
+        is_iwarp = not self.device.lacks("iwarp")
         has_immediate = not uses_words and not self.device.lacks("immediate")
         async with aiordma.prepare_connection(
             ADDRESS,

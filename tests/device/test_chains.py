@@ -254,6 +254,8 @@ async def test_short_bytes_are_the_programs_again_once_they_are_collected() -> N
             chain.post_send(bytes(b"third" * 10))
         for message in (b"first", b"second", b"third" * 10):
             assert await server.receive() == message
+        for request in chain.requests:
+            await request  # a close would flush it before its acknowledgement
 
 
 @one_loop

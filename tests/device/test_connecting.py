@@ -14,19 +14,28 @@ import pytest
 import aiordma
 import aiordma.streams
 from tests.device.many_addresses import names
-from tests.device.players import Outcome, connected, one_loop, reactor_in_use, until
+from tests.device.players import (
+    Outcome,
+    connected,
+    one_loop,
+    reactor_in_use,
+    silent_taker,
+    until,
+)
 from tests.device.second_device import second_device
 from tests.devices import (
     ADDRESS,
     BUILT_IN,
+    DEVICE,
     IPV6,
     NOT_OURS,
     SILENT,
     UNREACHABLE,
     DeviceUnderTest,
     kernel_objects,
+    provider_under_test,
 )
-from tests.internals import SOFTWARE, connector, provider_of, requests_of
+from tests.internals import connector, requests_of
 
 pytestmark = pytest.mark.anyio
 
@@ -207,7 +216,10 @@ async def test_a_connect_that_fails_waits_for_no_flush(answered: bool) -> None:
 @contextmanager
 def silent_peer() -> Iterator[tuple[str, int]]:
     """A peer that never answers."""
-    if BUILT_IN:
+    if DEVICE == "software_roce":
+        with silent_taker() as peer:
+            yield peer
+    elif BUILT_IN:
         # TCP takes the connection; no program takes the request that comes over it.
         with socket.create_server((ADDRESS, 0)) as server:
             yield ADDRESS, server.getsockname()[1]
@@ -288,7 +300,7 @@ async def test_wait_for_a_worker_is_named_in_a_timeout(
     async def reactor_of(_provider: object) -> None:
         await anyio.sleep_forever()
 
-    monkeypatch.setattr(provider_of(SOFTWARE), "blocks", True)
+    monkeypatch.setattr(provider_under_test(), "blocks", True)
     monkeypatch.setattr(connector, "reactor_of", reactor_of)
     with pytest.raises(aiordma.ConnectTimeoutError, match="7471: making the identifier took lo"):
         await connect(ADDRESS, 7471, timeout=0.1)

@@ -31,6 +31,7 @@ TOO_LONG: dict[str, tuple[type[Exception] | None, type[Exception]]] = {
     "rxe": (aiordma.verbs.RemoteOperationError, aiordma.verbs.LocalQueuePairError),
     "siw": (None, aiordma.verbs.LocalLengthError),
     "software": (aiordma.verbs.RemoteInvalidRequestError, aiordma.verbs.LocalLengthError),
+    "software_roce": (aiordma.verbs.RemoteInvalidRequestError, aiordma.verbs.LocalLengthError),
 }
 
 
@@ -175,7 +176,13 @@ async def test_a_failed_connection_still_closes_and_others_can_follow() -> None:
 
 
 @pytest.mark.promise("Messages arrive whole and in order")
-@pytest.mark.parametrize("waiting_for", ["a message", "a read"])
+@pytest.mark.parametrize(
+    "waiting_for",
+    [
+        pytest.param("a message", marks=pytest.mark.capability("killed_peers_reported")),
+        "a read",
+    ],
+)
 async def test_a_killed_peer_ends_what_waits_for_it(waiting_for: str) -> None:
     port = free_port()
     async with await anyio.open_process(

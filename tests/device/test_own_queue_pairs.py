@@ -1,5 +1,7 @@
 """Queue pairs that librdmacm has not made: CONNECT_RESPONSE, establish, notify, and ECE."""
 
+import select
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
@@ -20,7 +22,7 @@ from aiordma.verbs import (
     QueuePair,
     QueuePairState,
 )
-from tests.device.identifiers import expect, listening, no_event, resolved
+from tests.device.identifiers import expect, listening, next_event, no_event, resolved
 from tests.devices import DeviceUnderTest
 from tests.internals import REJECT_REASONS
 
@@ -108,6 +110,49 @@ def test_message_replaces_a_lost_establish() -> None:
         assert expect(channel, CmEventType.ESTABLISHED).key == server.key
         server.notify()  # known by now
         assert no_event(channel)
+
+
+@contextmanager
+def accepted_unnoticed() -> Iterator[tuple[tuple[EventChannel, Identifier], ...]]:
+    """A client with librdmacm's queue pair, and a server that has accepted it. The client's program
+    has not taken its event."""
+    with ExitStack() as stack:
+        theirs, ours = (stack.enter_context(EventChannel()) for _ in range(2))
+        _, port = listening(theirs, stack)
+        client = resolved(ours, port, stack)
+        context = stack.enter_context(client.context())
+        domain = stack.enter_context(context.alloc_pd())
+        queue = stack.enter_context(CompletionQueue(context, 8))
+        client.create_queue_pair(domain, queue, queue, Capacity(4, 4))
+        client.connect(ConnectionParameters())
+        request = expect(theirs, CmEventType.CONNECT_REQUEST)
+        server = stack.enter_context(Identifier(theirs, key=request.new_key))
+        end = End(context, stack)
+        end.move(server, S.INIT, S.RTR, S.RTS)
+        server.accept(ConnectionParameters(qp_num=end.pair.qp_num))
+        select.select([ours.fd], [], [])
+        yield (ours, client), (theirs, server)
+
+
+@pytest.mark.capability("rdma_establish")
+def test_peer_is_not_connected_before_the_program_learns_of_it() -> None:
+    with accepted_unnoticed() as ((_, client), (theirs, server)):
+        assert no_event(theirs)
+        client.close()
+        assert expect(theirs, CmEventType.REJECTED).key == server.key
+
+
+@pytest.mark.capability("rdma_establish")
+def test_peer_that_accepts_and_leaves_at_once_has_disconnected() -> None:
+    with accepted_unnoticed() as ((ours, client), (_, server)):
+        server.close()
+        time.sleep(0.1)  # both events are there
+        first = next_event(ours)
+        if first.type is CmEventType.ESTABLISHED:
+            first = expect(ours, CmEventType.DISCONNECTED)
+        else:
+            assert first.type in (CmEventType.REJECTED, CmEventType.CONNECT_ERROR)
+        assert first.key == client.key
 
 
 @pytest.mark.capability("rdma_establish")

@@ -78,6 +78,7 @@ async def test_killed_peer_fails_the_messages_that_wait_for_it() -> None:
 
 
 @pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
+@pytest.mark.capability("killed_peers_reported")
 async def test_killed_peer_fails_the_receives_that_wait_for_it() -> None:
     async with (
         peer_process() as peer,
@@ -95,6 +96,7 @@ async def test_killed_peer_fails_the_receives_that_wait_for_it() -> None:
 
 
 @pytest.mark.promise("A peer that has gone is a PeerGoneError, or the end of the stream")
+@pytest.mark.capability("killed_peers_reported")
 async def test_killed_peer_ends_a_waiting_receive() -> None:
     """As an end of the stream: its kernel disconnects; TCP may reset the connection."""
     async with peer_process() as peer, aiordma.connect(ADDRESS, peer.port) as client:
@@ -183,6 +185,7 @@ async def test_keepalive_needs_no_free_slot(collected: bool) -> None:
 
 
 @pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
+@pytest.mark.capability("stopped_peers_acknowledge")
 async def test_stopped_peer_is_no_peer_that_has_gone() -> None:
     # Its device, or the TCP of its kernel, acknowledges: only a limit of the program's own tells.
     async with (

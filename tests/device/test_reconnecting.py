@@ -232,6 +232,7 @@ async def test_peer_that_returns_is_found() -> None:
 
 
 @pytest.mark.promise("Reconnecting retries no request")
+@pytest.mark.capability("killed_peers_reported")
 async def test_killed_peer_is_replaced_by_another_process() -> None:
     """kill -9 while the program waits for an answer; a process that listens at the same port takes
     its place."""

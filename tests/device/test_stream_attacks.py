@@ -45,6 +45,7 @@ from tests.device.stream_attacker import (
 )
 from tests.devices import ADDRESS, BUILT_IN, DeviceUnderTest
 from tests.fuzz.model_protocol import Control, Operation, immediate_of
+from tests.internals import SOFTWARE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -156,10 +157,9 @@ async def test_a_send_is_refused(immediate: int | None, device: DeviceUnderTest)
 
 
 @pytest.mark.parametrize("length", [0, 3])
+@pytest.mark.capability("iwarp")
 @one_loop
 async def test_a_short_word_is_refused(length: int, device: DeviceUnderTest) -> None:
-    if device.driver == "rxe":
-        pytest.skip("rsockets sends words on iWARP only")
     async with serving(device) as victim, victim.attacked(uses_words=True) as attacker:
         attacker.connection.post_send(bytes(length)).add_done_callback(WorkRequest.exception)
         with pytest.raises(StreamProtocolError, match=f"a word of {length} bytes"):
@@ -207,7 +207,7 @@ async def test_a_grant_of_foreign_memory_ends_the_stream(device: DeviceUnderTest
 @one_loop
 async def test_unfinished_handshakes_end_and_delay_no_other(device: DeviceUnderTest) -> None:
     lent = RemoteMemory(0x1000, 2 * GRANT_BYTES, 1)
-    hello = Hello(CREDITS, lent, lent, takes_immediate=device.driver != "rxe").pack()
+    hello = Hello(CREDITS, lent, lent, takes_immediate=not device.lacks("iwarp")).pack()
     async with serving(device, accept_timeout=3.0) as victim, AsyncExitStack() as stack:
         port = victim.listener.port
         await victim.serves()
@@ -220,9 +220,9 @@ async def test_unfinished_handshakes_end_and_delay_no_other(device: DeviceUnderT
                 await peer.ended()
         await victim.serves()
         assert victim.streams == 3
-        # On the software device a connection has a descriptor, and gives it back when the peer's
-        # end has arrived, or after 2 s.
-        if device.is_built_in:
+        # On the iWARP of the software device a connection has a descriptor, and gives it back when
+        # the peer's end has arrived, or after 2 s.
+        if device.name == SOFTWARE:
             with anyio.fail_after(PATIENCE):
                 while descriptors() > before + len(silent):
                     await anyio.sleep(0.01)
@@ -279,7 +279,7 @@ async def test_a_message_in_place_of_the_handshakes_end_stops_no_server(
     """The device then ends the connection with an error of its own, which is no error of the
     connection manager."""
     lent = RemoteMemory(0x1000, 2 * GRANT_BYTES, 1)
-    hello = Hello(CREDITS, lent, lent, takes_immediate=device.driver != "rxe").pack()
+    hello = Hello(CREDITS, lent, lent, takes_immediate=not device.lacks("iwarp")).pack()
     async with serves(device) as victim:
         async with silent_peer(victim.listener.port, hello) as peer:
             await peer.misbehave(message)
@@ -467,7 +467,7 @@ async def test_messages_before_the_handshakes_end_are_limited(device: DeviceUnde
         async with await listener.accept(private_data=hello.pack()) as connection:
             await attack(connection)
 
-    uses_words = device.driver != "rxe" and bool(device.lacks("immediate"))
+    uses_words = not device.lacks("iwarp") and bool(device.lacks("immediate"))
     async with (
         aiordma.listen(ADDRESS) as listener,
         anyio.create_task_group() as group,

@@ -83,6 +83,12 @@ def test_a_rule_that_is_no_text_is_refused(hosts: Any) -> None:
         streams.new_event_loop(hosts=hosts)
 
 
+@pytest.fixture
+def by_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let TCP serve loopback addresses: a device that AIORDMA_DEVICE names permits none."""
+    monkeypatch.delenv("AIORDMA_DEVICE", raising=False)
+
+
 def on_stream_loop(main: Main, hosts: str | None = None) -> None:
     with asyncio.Runner(loop_factory=partial(streams.new_event_loop, hosts=hosts)) as runner:
         runner.run(main())
@@ -186,6 +192,7 @@ CURE = "to reach it over TCP, list only other hosts in AIORDMA_STREAM_HOSTS, or 
 
 
 @pytest.mark.natively
+@pytest.mark.capability("iwarp")
 @pytest.mark.parametrize("banner", [b"", b"220 ready\r\n"], ids=["waits", "speaks"])
 @pytest.mark.parametrize("by_sock", [False, True])
 def test_connect_to_tcp_server_says_how_to_use_tcp(banner: bytes, by_sock: bool) -> None:
@@ -260,7 +267,7 @@ def test_tcp_sockets_are_refused_where_rdma_is_required(monkeypatch: pytest.Monk
     on_stream_loop(main)
 
 
-def test_a_socket_that_is_used_as_one_is_connected_as_one() -> None:
+def test_a_socket_that_is_used_as_one_is_connected_as_one(by_auto: None) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         with socket.socket() as listening, socket.socket() as client:
@@ -280,7 +287,7 @@ def test_a_socket_that_is_used_as_one_is_connected_as_one() -> None:
 
 
 def test_a_file_goes_through_a_socket_that_is_used_as_one(
-    file_of_a_megabyte: tuple[Any, bytes],
+    file_of_a_megabyte: tuple[Any, bytes], by_auto: None
 ) -> None:
     file, data = file_of_a_megabyte
 
@@ -509,7 +516,7 @@ def check_a_socket_that_is_passed(is_bound: bool) -> None:
     on_stream_loop(main)
 
 
-def test_a_bound_socket_that_is_used_as_one_keeps_its_address() -> None:
+def test_a_bound_socket_that_is_used_as_one_keeps_its_address(by_auto: None) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as client:

@@ -79,6 +79,7 @@ async def test_timeout_closes_the_connection_before_it_raises() -> None:
 
 
 @pytest.mark.natively
+@pytest.mark.capability("iwarp")
 async def test_connect_call_that_waits_is_withdrawn_when_it_has_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -116,6 +117,7 @@ async def test_withdrawn_connect_waits_for_its_peer_for_a_limited_time() -> None
 
 @one_loop
 @pytest.mark.natively
+@pytest.mark.capability("iwarp")
 async def test_peer_of_an_ended_loop_gets_an_end() -> None:
     """The loop ends while the connect is withdrawn."""
     async with gated() as (listener, gate):

@@ -27,7 +27,7 @@ def test_device_reports_its_attributes(device: DeviceUnderTest) -> None:
             context.query_gid(1, 10_000)
 
 
-INTERFACES = {"rxe": "dummy0", "software": "lo"}
+INTERFACES = {"rxe": "dummy0", "software": "lo", "software_roce": "lo"}
 """What has the address under test; siw's only GID is no IP address."""
 
 

@@ -2,20 +2,30 @@
 solicited completions only."""
 
 import select
+from contextlib import ExitStack
 
+import anyio
 import pytest
 
 import aiordma
 from aiordma import MemoryRegion
 from aiordma.verbs import (
+    Capacity,
+    CmEventType,
     CompletionChannel,
     CompletionQueue,
     CompletionQueueFlag,
+    ConnectionParameters,
     Device,
+    EventChannel,
     QueuePair,
     SendFlag,
+    WorkRequestOpcode,
 )
 from tests.device.by_hand import connected_pair, open_end
+from tests.device.identifiers import expect, resolved
+from tests.device.peers import peer_process
+from tests.device.players import one_loop
 from tests.devices import DeviceUnderTest
 
 
@@ -131,3 +141,32 @@ def test_a_queue_armed_for_solicited_completions_is_silent_about_others(
         select.select([other.channel.fd], [], [])
         assert [completion.wr_id for completion in other.completions(1)] == [2]
         assert other.channel.events() == [other.queue]
+
+
+@pytest.mark.anyio
+@one_loop
+async def test_posts_of_a_program_that_polls_need_no_further_call() -> None:
+    """The software device's RoCE sends them with the next poll, if that comes soon."""
+    nowhere = aiordma.RemoteMemory(0, 0, 0)
+    async with peer_process("silent") as peer:
+        with ExitStack() as stack:
+            channel = stack.enter_context(EventChannel())
+            client = resolved(channel, peer.port, stack)
+            context = stack.enter_context(client.context())
+            domain = stack.enter_context(context.alloc_pd())
+            queue = stack.enter_context(CompletionQueue(context, 16))
+            pair = client.create_queue_pair(domain, queue, queue, Capacity(8, 1))
+            client.connect(ConnectionParameters())
+            expect(channel, CmEventType.ESTABLISHED)
+            for turn in range(201):
+                for number in range(8):
+                    pair.post_send(number, [], opcode=WorkRequestOpcode.RDMA_WRITE, remote=nowhere)
+                if turn % 50 == 0:
+                    await anyio.sleep(
+                        0.2
+                    )  # shorter than the time after which packets are sent again
+                    assert len(queue.poll()) == 8
+                else:
+                    found = 0
+                    while found < 8:
+                        found += len(queue.poll())

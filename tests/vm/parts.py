@@ -21,7 +21,7 @@ from .report import TestBedError, say
 
 PROGRESS_SECONDS = 60
 START_OF_TESTS = "= test session starts ="
-NICENESS = {"test-software": 5, "test-siw": 3}  # they are shorter than test-rxe
+NICENESS = {"test-native": 5, "test-siw": 3}  # they are shorter than test-rxe
 ENOUGH_PROCESSORS = 4  # for guests of two processors beside each other
 END_SECONDS = 30  # what a part that was interrupted takes at most to end its own programs
 
@@ -37,7 +37,7 @@ class Part:
         way = [] if niceness is None else ["nice", "-n", str(niceness)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*way, make, "--no-print-directory", target],
+                [*way, make, "--keep-going", "--no-print-directory", target],
                 env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -194,7 +194,6 @@ static int init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *ma
         sw_lock();
         *mask = sw_identifier_of(id)->space->describe(sw_identifier_of(id), attr);
         sw_unlock();
-        return sw_result(*mask ? 0 : EINVAL);
     }
     return 0;
 }
@@ -337,8 +336,8 @@ static int establish(struct rdma_cm_id *id)
 }
 
 /*
- * The stream itself reports the peer's first frame, as the kernel's iWARP devices do. Over RoCE, the
- * peer's answer (RTU) does, which arrives for certain: its reply is repeated until then.
+ * The stream itself reports the peer's first frame, as the kernel's iWARP devices do. Over RoCE, a
+ * message can arrive before the peer's answer (RTU), or replace it.
  */
 static int notify(struct rdma_cm_id *id, enum ibv_event_type event)
 {
@@ -350,8 +349,11 @@ static int notify(struct rdma_cm_id *id, enum ibv_event_type event)
         return sw_result(EINVAL);
     sw_lock();
     if (sw_is_connected(identifier) &&
-        (identifier->state == SW_CM_ACCEPTING || identifier->state == SW_CM_CONNECTED))
+        (identifier->state == SW_CM_ACCEPTING || identifier->state == SW_CM_CONNECTED)) {
         error = 0;
+        if (identifier->space->notified)
+            identifier->space->notified(identifier);
+    }
     sw_unlock();
     return sw_result(error);
 }

@@ -626,8 +626,7 @@ static void came_request(const struct sw_udp_route *from, const struct sw_sidr_r
         asked(listener->service, from, request);
         return;
     }
-    /* Whoever has the port may listen in a moment: the peer repeats its request. */
-    if (is_passed || sw_roce_port_pass_to_claim(SPACE, request->port, from, bytes, size))
+    if (!is_passed && sw_roce_port_pass_to_claim(SPACE, request->port, from, bytes, size))
         return;
     sw_sidr_write_reply(mad, &nobody);
     sw_roce_port_answer(from, mad, SW_MAD);

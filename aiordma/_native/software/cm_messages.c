@@ -153,7 +153,9 @@ enum {
     /* MRA, REJ, DREQ */
     AT_ABOUT = 32,       /* 2 */
     AT_MRA_TIMEOUT = 33, /* 5 */
+    AT_REJ_INFO = 33,    /* how long the additional information is: 7 */
     AT_REJ_REASON = 34,
+    AT_REJ_GUID = 36,
     AT_REJ_DATA = 108,
     AT_DREQ_QPN = 32,
     CM_TIMEOUT = 20, /* 4.3 s, as Linux has it */
@@ -257,7 +259,9 @@ void sw_cm_write(uint8_t mad[SW_MAD], const struct sw_cm_message *message)
         break;
     case SW_CM_REJ:
         mad[AT_ABOUT] = (uint8_t)(message->about << 6);
+        mad[AT_REJ_INFO] = message->guid ? sizeof(message->guid) << 1 : 0;
         put(mad + AT_REJ_REASON, message->reason, 2);
+        put(mad + AT_REJ_GUID, message->guid, 8);
         memcpy(mad + AT_REJ_DATA, message->private_data, SW_CM_REJECT_DATA);
         break;
     case SW_CM_DREQ:

@@ -78,7 +78,7 @@ struct sw_cm_message {
     uint8_t responder_resources, initiator_depth, rnr_retry_count, flow_control, is_shared;
     /* of a REQ: */
     uint8_t retry_count, ack_timeout, mtu, traffic_class;
-    uint64_t guid;
+    uint64_t guid; /* and of a REP; of a REJ that withdraws a REQ, the REQ's */
     struct in6_addr source, destination; /* IPv4 as ::ffff:a.b.c.d */
     uint16_t source_port, port;
     uint8_t about, timeout;                 /* MRA and REJ; MRA: 4.096 us * 2^timeout */

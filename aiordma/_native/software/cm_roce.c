@@ -46,14 +46,15 @@ struct sw_conversation {
     struct sw_identifier *identifier;
     struct sw_claim claim; /* of its port; closed for a requested one, which has its listener's */
     uint32_t number, peers_number;
-    uint64_t transaction;
+    uint32_t busy_number; /* the peer's, while it takes its time: another one can accept */
+    uint64_t transaction, guid;
     struct ibv_ah_attr vector;
     struct sw_udp_route route; /* to the peer */
     uint32_t psn, peers_psn, peers_qpn;
     uint8_t mtu, ack_timeout, retry_count, rnr_retry_count; /* the last is what the peer asks for */
     uint8_t responder_resources, initiator_depth;           /* this side's, as agreed */
-    int is_accepted; /* connecting, and the REP has arrived; the program connects its queue pair */
-    int is_leaving;  /* disconnected, and the DREP has not arrived */
+    int is_accepted;     /* connecting, and the REP has arrived; the program has to learn of it */
+    int is_leaving;      /* disconnected, and the DREP has not arrived */
     uint8_t mad[SW_MAD]; /* the message that is repeated */
     uint32_t tries;
     struct sw_identifier *listener; /* of a requested one; NULL once it is destroyed */
@@ -109,11 +110,12 @@ static struct sw_conversation *begin(struct sw_identifier *identifier)
     while (!conversation->number || find(conversation->number));
     conversation->identifier = identifier;
     conversation->psn = sw_random() & PSN_MASK;
+    conversation->guid = random_64(); /* Linux then finds no older connection to confuse it with */
     return conversation;
 }
 
 /* Compute the path to the peer from the identifier's addresses. */
-static int find_way(struct sw_conversation *conversation)
+static int find_way(struct sw_conversation *conversation, uint8_t traffic_class)
 {
     const struct rdma_ib_addr *gids = &conversation->identifier->ibv.route.addr.addr.ibaddr;
     struct ibv_ah_attr *vector = &conversation->vector;
@@ -126,8 +128,7 @@ static int find_way(struct sw_conversation *conversation)
     vector->grh.dgid = gids->dgid;
     vector->grh.sgid_index = (uint8_t)index;
     vector->grh.hop_limit = SW_HOP_LIMIT;
-    vector->grh.traffic_class =
-        conversation->identifier->has_tos ? conversation->identifier->tos : 0;
+    vector->grh.traffic_class = traffic_class;
     return sw_find_route(vector, &conversation->route);
 }
 
@@ -173,7 +174,8 @@ static struct sw_cm_message message_of(const struct sw_conversation *conversatio
 }
 
 /* Send a message once. It is not the one that is repeated. */
-static void tell_once(struct sw_conversation *conversation, const struct sw_cm_message *message)
+static void tell_once(const struct sw_conversation *conversation,
+                      const struct sw_cm_message *message)
 {
     uint8_t mad[SW_MAD];
 
@@ -188,7 +190,7 @@ static void tell_kind(struct sw_conversation *conversation, enum sw_cm_kind kind
     tell_once(conversation, &message);
 }
 
-static void refuse(struct sw_conversation *conversation, enum sw_cm_about about,
+static void refuse(const struct sw_conversation *conversation, enum sw_cm_about about,
                    enum sw_cm_reason reason, const void *data, size_t size)
 {
     struct sw_cm_message message = message_of(conversation, SW_CM_REJ);
@@ -209,11 +211,19 @@ static void tell_slow(struct sw_conversation *conversation)
     tell_once(conversation, &message);
 }
 
+/* The program has taken ESTABLISHED, or will. */
+static int is_established(const struct sw_identifier *identifier)
+{
+    return identifier->state == SW_CM_CONNECTED ||
+           (identifier->state == SW_CM_CONNECTING && identifier->conversation->is_accepted &&
+            identifier->ibv.qp);
+}
+
 /* There is no connection, or no more: report that, once, and flush what was posted. */
 static void over(struct sw_identifier *identifier, struct sw_event *event)
 {
     struct sw_queue_pair *pair = pair_of(identifier);
-    const int was_connected = identifier->state == SW_CM_CONNECTED;
+    const int was_connected = is_established(identifier);
 
     sw_cancel(&identifier->timer);
     identifier->state = SW_CM_DISCONNECTED;
@@ -278,7 +288,7 @@ static int describe(struct sw_identifier *identifier, struct ibv_qp_attr *attr)
     const struct sw_conversation *conversation = identifier->conversation;
 
     if (!conversation || !conversation->peers_qpn)
-        return 0;
+        return IBV_QP_STATE;
     if (attr->qp_state == IBV_QPS_RTR) {
         attr->ah_attr = conversation->vector;
         attr->path_mtu = (enum ibv_mtu)conversation->mtu;
@@ -337,7 +347,7 @@ static struct sw_cm_message offer(const struct sw_conversation *conversation, en
     message.rnr_retry_count = least(identifier->parameters.rnr_retry_count, 7);
     message.flow_control = identifier->parameters.flow_control;
     message.is_shared = (uint8_t)is_shared(identifier);
-    message.guid = random_64(); /* Linux then finds no older connection to confuse it with */
+    message.guid = conversation->guid;
     memcpy(message.private_data, identifier->private_data, identifier->parameters.private_data_len);
     return message;
 }
@@ -381,7 +391,7 @@ static int request(struct sw_identifier *identifier)
     if (error)
         return error;
     struct sw_conversation *conversation = identifier->conversation;
-    error = find_way(conversation);
+    error = find_way(conversation, identifier->has_tos ? identifier->tos : 0);
     if (error)
         return error;
     conversation->transaction = random_64();
@@ -451,14 +461,13 @@ static void accepted(struct sw_conversation *conversation, const struct sw_cm_me
         return;
     }
     conversation->is_accepted = 1;
-    if (has_pair) {
-        identifier->state = SW_CM_CONNECTED;
-        tell_kind(conversation, SW_CM_RTU);
-    }
     sw_report(event);
 }
 
-/* The program has connected its own queue pair, after a CONNECT_RESPONSE. */
+/*
+ * The program has taken ESTABLISHED, or has connected its own queue pair, after a CONNECT_RESPONSE.
+ * So a connect that the program abandons is none for its peer, either.
+ */
 static int establish(struct sw_identifier *identifier)
 {
     if (identifier->state != SW_CM_CONNECTING || !identifier->conversation->is_accepted)
@@ -470,24 +479,31 @@ static int establish(struct sw_identifier *identifier)
 
 /* -- the side that listens ---------------------------------------------------------------------- */
 
-/* Whether a request has come before: its peer repeats it until there is an answer. */
-static int is_known(const struct sw_cm_message *message)
+/* Find what a peer has requested, also if it does not know the number of that. */
+static struct sw_conversation *find_requested(const struct in6_addr *peer,
+                                              const struct sw_cm_message *message)
 {
     for (struct sw_identifier *each = sw_identifiers; each; each = each->next) {
         struct sw_conversation *conversation = each->conversation;
-        if (!conversation || !conversation->listener ||
-            conversation->peers_number != message->sender ||
-            conversation->transaction != message->transaction ||
-            memcmp(&conversation->route.path.destination, &message->source,
-                   sizeof(message->source)))
-            continue;
-        if (each->state == SW_CM_REQUESTED)
-            tell_slow(conversation);
-        else if (each->state == SW_CM_ACCEPTING)
-            tell(conversation);
-        return 1;
+        if (conversation && conversation->listener &&
+            conversation->peers_number == message->sender &&
+            conversation->transaction == message->transaction &&
+            !memcmp(&conversation->route.path.destination, peer, sizeof(*peer)))
+            return conversation;
     }
-    return 0;
+    return NULL;
+}
+
+/* Whether a request has come before: its peer repeats it until there is an answer. */
+static int is_known(const struct sw_cm_message *message)
+{
+    struct sw_conversation *conversation = find_requested(&message->source, message);
+
+    if (conversation && conversation->identifier->state == SW_CM_REQUESTED)
+        tell_slow(conversation);
+    else if (conversation && conversation->identifier->state == SW_CM_ACCEPTING)
+        tell(conversation);
+    return !!conversation;
 }
 
 static struct sw_conversation *new_requested(struct sw_identifier *identifier,
@@ -516,7 +532,7 @@ static struct sw_conversation *new_requested(struct sw_identifier *identifier,
     conversation->rnr_retry_count = message->rnr_retry_count;
     conversation->responder_resources = depth(message->initiator_depth);
     conversation->initiator_depth = depth(message->responder_resources);
-    return find_way(conversation) ? NULL : conversation;
+    return find_way(conversation, message->traffic_class) ? NULL : conversation;
 }
 
 /*
@@ -579,10 +595,9 @@ static int reject_request(struct sw_identifier *identifier)
     return 0;
 }
 
-/* The peer has the reply. */
-static void is_ready(struct sw_conversation *conversation)
+/* The peer has the reply: it says so (RTU), or its message does. */
+static void is_ready(struct sw_identifier *identifier)
 {
-    struct sw_identifier *identifier = conversation->identifier;
     struct sw_event *event;
 
     if (identifier->state != SW_CM_ACCEPTING ||
@@ -605,7 +620,12 @@ static void rejected(struct sw_conversation *conversation, const struct sw_cm_me
 {
     struct sw_identifier *identifier = conversation->identifier;
 
-    if (identifier->state != SW_CM_CONNECTING && identifier->state != SW_CM_ACCEPTING)
+    if (is_established(identifier)) { /* the peer accepted, and left before it had the RTU */
+        over_by(identifier, RDMA_CM_EVENT_DISCONNECTED, 0);
+        return;
+    }
+    if (identifier->state != SW_CM_CONNECTING && identifier->state != SW_CM_ACCEPTING &&
+        identifier->state != SW_CM_REQUESTED)
         return;
     /* perftest connects a second time at once, and its server listens a moment later. Adapters take
      * longer to find an address, so that it works on them. Here, the first repetition is enough. */
@@ -625,6 +645,7 @@ static void asked_for_time(struct sw_conversation *conversation,
     if (conversation->identifier->state != SW_CM_CONNECTING || conversation->is_accepted ||
         message->about != SW_CM_ABOUT_REQ)
         return;
+    conversation->busy_number = message->sender;
     uint64_t milliseconds = patience / 1000000;
     (void)sw_call_later(&conversation->identifier->timer,
                         (uint32_t)(milliseconds < LONG_PATIENCE ? milliseconds : LONG_PATIENCE));
@@ -633,13 +654,14 @@ static void asked_for_time(struct sw_conversation *conversation,
 static void left(struct sw_conversation *conversation, const struct sw_cm_message *message)
 {
     struct sw_identifier *identifier = conversation->identifier;
+    const struct sw_queue_pair *pair = pair_of(identifier);
 
-    if (message->qp_num != pairs_number(identifier) && identifier->ibv.qp)
+    if (pair && message->qp_num != pairs_number(identifier))
         return;
     tell_kind(conversation, SW_CM_DREP);
-    if (identifier->state == SW_CM_ACCEPTING || identifier->state == SW_CM_CONNECTED ||
+    if (identifier->state == SW_CM_ACCEPTING || is_established(identifier) ||
         conversation->is_leaving)
-        over_by(identifier, RDMA_CM_EVENT_DISCONNECTED, 0);
+        over_by(identifier, RDMA_CM_EVENT_DISCONNECTED, pair ? -pair->broken : 0);
 }
 
 static void may_leave(struct sw_conversation *conversation)
@@ -648,10 +670,13 @@ static void may_leave(struct sw_conversation *conversation)
         over_by(conversation->identifier, RDMA_CM_EVENT_DISCONNECTED, 0);
 }
 
-static struct sw_cm_message leave_message(const struct sw_conversation *conversation)
+/* A peer that has the REP, and still has to connect its own queue pair, takes only a REJ, as Linux. */
+static struct sw_cm_message begin_to_leave(const struct sw_conversation *conversation)
 {
     struct sw_cm_message message = message_of(conversation, SW_CM_DREQ);
 
+    if (conversation->identifier->state == SW_CM_ACCEPTING)
+        refuse(conversation, SW_CM_ABOUT_OTHER, SW_CM_BY_PROGRAM, NULL, 0);
     message.transaction = random_64();
     message.qp_num = conversation->peers_qpn;
     return message;
@@ -670,7 +695,7 @@ static int disconnect(struct sw_identifier *identifier)
         sw_queue_pair_failed(pair);
     if (!is_connected)
         return 0;
-    const struct sw_cm_message message = leave_message(conversation);
+    const struct sw_cm_message message = begin_to_leave(conversation);
     identifier->state = SW_CM_DISCONNECTED;
     conversation->is_leaving = 1;
     return repeat(conversation, &message);
@@ -683,11 +708,17 @@ static void say_goodbye(struct sw_identifier *identifier)
 
     if (identifier->state == SW_CM_REQUESTED) {
         refuse(conversation, SW_CM_ABOUT_REQ, SW_CM_BY_PROGRAM, NULL, 0);
+    } else if (identifier->state == SW_CM_CONNECTING && conversation->is_accepted) {
+        refuse(conversation, SW_CM_ABOUT_REP, SW_CM_BY_PROGRAM, NULL, 0);
     } else if (identifier->state == SW_CM_CONNECTING) {
-        refuse(conversation, conversation->is_accepted ? SW_CM_ABOUT_REP : SW_CM_ABOUT_OTHER,
-               SW_CM_TIMEOUT, NULL, 0);
+        struct sw_cm_message withdrawal = message_of(conversation, SW_CM_REJ);
+        withdrawal.receiver = conversation->busy_number;
+        withdrawal.about = SW_CM_ABOUT_OTHER;
+        withdrawal.reason = SW_CM_TIMEOUT;
+        withdrawal.guid = conversation->guid;
+        tell_once(conversation, &withdrawal);
     } else if (identifier->state == SW_CM_ACCEPTING || identifier->state == SW_CM_CONNECTED) {
-        const struct sw_cm_message message = leave_message(conversation);
+        const struct sw_cm_message message = begin_to_leave(conversation);
         tell_once(conversation, &message);
     }
 }
@@ -730,8 +761,7 @@ static void find_service(const struct sw_udp_route *from, const struct sw_cm_mes
         requested(listener, from, message);
         return;
     }
-    /* Whoever has the port may listen in a moment, as perftest does: the peer repeats its request. */
-    if (is_passed || sw_roce_port_pass_to_claim(SPACE, message->port, from, bytes, size))
+    if (!is_passed && sw_roce_port_pass_to_claim(SPACE, message->port, from, bytes, size))
         return;
     struct sw_cm_message nobody = {
         .kind = SW_CM_REJ,
@@ -784,6 +814,8 @@ static void arrived(const struct sw_udp_route *from, const struct sw_roce_packet
         return;
     }
     struct sw_conversation *conversation = find(message.receiver);
+    if (!conversation && message.kind == SW_CM_REJ)
+        conversation = find_requested(&from->path.source, &message);
     if (!conversation || memcmp(&conversation->route.path.destination, &from->path.source,
                                 sizeof(from->path.source))) {
         answer_stranger(from, &message);
@@ -798,7 +830,7 @@ static void arrived(const struct sw_udp_route *from, const struct sw_roce_packet
         accepted(conversation, &message);
         break;
     case SW_CM_RTU:
-        is_ready(conversation);
+        is_ready(conversation->identifier);
         break;
     case SW_CM_REJ:
         rejected(conversation, &message);
@@ -825,6 +857,7 @@ const struct sw_port_space sw_roce_space = {
     .reject = reject_request,
     .disconnect = disconnect,
     .establish = establish,
+    .notified = is_ready,
     .describe = describe,
     .request_taken = request_taken,
     .forget = forget,

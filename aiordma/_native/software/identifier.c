@@ -381,6 +381,8 @@ static int get_cm_event(struct rdma_event_channel *raw, struct rdma_cm_event **o
         event->counted->unacknowledged++;
         if (event->ibv.event == RDMA_CM_EVENT_CONNECT_REQUEST)
             event->counted->space->request_taken(event->counted);
+        else if (event->ibv.event == RDMA_CM_EVENT_ESTABLISHED && event->counted->space->establish)
+            (void)event->counted->space->establish(event->counted);
         *out = &event->ibv;
     }
     sw_unlock();

@@ -52,9 +52,13 @@ struct sw_port_space {
     int (*accept)(struct sw_identifier *identifier);
     int (*reject)(struct sw_identifier *identifier);
     int (*disconnect)(struct sw_identifier *identifier);
-    /* The program connects the queue pair itself. NULL: it cannot. */
+    /* The program takes ESTABLISHED, or connects the queue pair itself. NULL: it cannot. */
     int (*establish)(struct sw_identifier *identifier);
-    /* Fill in the attributes for attr->qp_state, RTR or RTS. Returns their mask. NULL: it is 0. */
+    /* The program knows that an accepted connection is established: its peer has sent. NULL: the
+     * port space reports that itself. */
+    void (*notified)(struct sw_identifier *identifier);
+    /* Fill in the attributes for attr->qp_state, RTR or RTS, as far as the peer has said them.
+     * Returns their mask. NULL: it is 0. */
     int (*describe)(struct sw_identifier *identifier, struct ibv_qp_attr *attr);
     void (*request_taken)(struct sw_identifier *listener); /* no more in the channel, or dropped */
     void (*forget)(struct sw_identifier *identifier);      /* the identifier is being destroyed */

@@ -43,6 +43,7 @@ static void end(struct sw_queue_pair *pair)
     struct sw_packets *packets = pair->packets;
 
     sw_roce_port_forget(&packets->due);
+    sw_roce_port_flush();
     sw_requester_end(packets);
     sw_responder_end(packets);
 }
@@ -73,7 +74,7 @@ static int enter(struct sw_queue_pair *pair, enum ibv_qp_state to, const struct 
 
 static void transmit(struct sw_queue_pair *pair)
 {
-    sw_request(pair->packets);
+    sw_request_posted(pair->packets);
 }
 
 static void do_nothing(struct sw_queue_pair *pair)

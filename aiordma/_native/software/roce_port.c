@@ -50,6 +50,7 @@ static struct {
     struct sw_claim own; /* packets that other processes pass on; not in a simulation */
     uint32_t slot;
     struct sw_due *due;
+    struct sw_held held; /* the packets of `batch`, while the program may post more */
 } port;
 
 static const struct sw_services *services;
@@ -199,6 +200,7 @@ static void ready(struct sw_watch *watch, uint32_t events)
     size_t each;
 
     (void)watch, (void)events;
+    sw_roce_port_flush();
     port.served = NULL;
     port.is_mixed = port.has_requests = 0;
     for (int i = 0; i < BURST && port.users && !sw_turn_is_over(); i++) {
@@ -332,6 +334,7 @@ void sw_roce_port_tell(const struct sw_udp_route *to, const uint8_t *payload, ui
         .size = size,
     };
 
+    sw_roce_port_flush(); /* a goodbye comes after what was posted before it */
     route.path.source_port = route.path.destination_port = SW_ROCE_PORT;
     const uint32_t headers = sw_roce_headers(bytes, &packet);
     memcpy(bytes + headers, payload, size);
@@ -340,7 +343,7 @@ void sw_roce_port_tell(const struct sw_udp_route *to, const uint8_t *payload, ui
 }
 
 /* A port that is free at all addresses of IPv4, and at this place. */
-static int open_free(struct sw_claim *claim, uint32_t place, uint8_t space)
+static int open_free(struct sw_claim *claim, uint32_t place, uint8_t space, int flags)
 {
     struct sw_claim any = {0};
     int error = EADDRINUSE;
@@ -349,7 +352,7 @@ static int open_free(struct sw_claim *claim, uint32_t place, uint8_t space)
         error = open_claim(&any, ANY_IPV4 | space, 0, 0);
         if (error)
             break;
-        error = open_claim(claim, place, 0, any.udp.port);
+        error = open_claim(claim, place, flags, any.udp.port);
         sw_udp_close(&any.udp);
     }
     return error;
@@ -369,11 +372,13 @@ int sw_roce_port_claim(struct sw_claim *claim, uint8_t space, const struct in6_a
 {
     const uint32_t place = place_of_claim(space, address);
 
+    const int flags = may_share ? SW_UDP_SHARED : 0;
+
     if (sw_system->is_simulated) /* such a host is one process: the caller compares */
         return 0;
     int error = !*number && place != (ANY_IPV4 | space)
-                    ? open_free(claim, place, space)
-                    : open_given(claim, place, space, may_share ? SW_UDP_SHARED : 0, *number);
+                    ? open_free(claim, place, space, flags)
+                    : open_given(claim, place, space, flags, *number);
     if (error)
         return error;
     claim->watch.ready = passed_ready;
@@ -400,7 +405,7 @@ void sw_roce_port_unclaim(struct sw_claim *claim)
 
 /*
  * Packets for one call. They go to one queue pair, and all but the last have the same size. The room
- * of one more is free. Used with the lock held, and empty when it is returned.
+ * of one more is free. Used with the lock held, and empty when it is returned, unless it is held.
  */
 static struct {
     uint8_t bytes[BATCH_BYTES + SW_ROCE_MOST];
@@ -420,6 +425,7 @@ static void send_each(void)
 
 void sw_roce_port_flush(void)
 {
+    sw_unhold(&port.held);
     if (!batch.count)
         return;
     if (batch.count == 1)
@@ -428,6 +434,24 @@ void sw_roce_port_flush(void)
                                  (uint16_t)batch.each))
         send_each();
     batch.used = batch.count = 0;
+}
+
+static void release(struct sw_held *held, int is_late)
+{
+    (void)held, (void)is_late;
+    sw_roce_port_flush();
+}
+
+void sw_roce_port_flush_soon(void)
+{
+    struct sw_progress *progress = port.member.progress;
+
+    if (!progress || !progress->is_lent || !batch.count || sw_system->is_simulated) {
+        sw_roce_port_flush();
+        return;
+    }
+    port.held.release = release;
+    sw_hold(progress, &port.held);
 }
 
 uint8_t *sw_roce_port_room(void)
@@ -542,6 +566,7 @@ static int open_sockets(void)
 
 static void close_port(void)
 {
+    sw_roce_port_flush();
     sw_progress_unwatch(&port.member);
     sw_udp_close(&port.udp);
     sw_roce_port_unclaim(&port.own);
@@ -609,4 +634,5 @@ void sw_roce_port_leave(void)
 void sw_roce_port_forked(void)
 {
     memset(&port, 0, sizeof(port));
+    batch.used = batch.count = 0;
 }

@@ -82,6 +82,8 @@ int sw_roce_port_pass_to_claim(uint8_t space, uint16_t port, const struct sw_udp
 uint8_t *sw_roce_port_room(void);
 void sw_roce_port_add(struct sw_udp_route *route, uint32_t size); /* headers and payload */
 void sw_roce_port_flush(void);
+/* The same at the next poll of a program that polls often, and 2 ms later at the latest. */
+void sw_roce_port_flush_soon(void);
 
 /* Run it at the end of this burst, or do nothing if it is due already. Never forget a freed one. */
 void sw_roce_port_after(struct sw_due *due);

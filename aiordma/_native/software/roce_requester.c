@@ -18,6 +18,7 @@ enum {
     FIRST_WINDOW = 32, /* packets, as the next ones */
     MOST_WINDOW = 128, /* as many as rxe's */
     LEAST_WINDOW = 4,
+    SEVERAL = 4,       /* packets in flight: what is posted then can wait for the next post */
     LEAST_TIMEOUT = 8, /* milliseconds */
     MOST_TIMEOUT = 600000,
     FOR_EVER = 7, /* of rnr_retry */
@@ -308,6 +309,17 @@ void sw_request(struct sw_packets *packets)
 {
     send_all(packets);
     sw_roce_port_flush();
+}
+
+void sw_request_posted(struct sw_packets *packets)
+{
+    const int has_several = packets->is_reliable && in_flight(packets) >= SEVERAL;
+
+    send_all(packets);
+    if (has_several)
+        sw_roce_port_flush_soon();
+    else
+        sw_roce_port_flush();
 }
 
 /* -- answers -------------------------------------------------------------------------------------- */
