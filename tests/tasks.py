@@ -35,7 +35,7 @@ NATIVE = (
 PROGRAMS = " ".join(
     f"tests/interop/test_{each}.py"
     for each in (
-        *("by_hand", "mckey", "perftest", "programs", "rc_uc_pingpong", "rdma_client_server"),
+        *("by_hand", "mckey", "perftest", "rc_uc_pingpong", "rdma_client_server"),
         *("rping", "rping_command", "software_and_rxe", "srq_pingpong", "ucmatose"),
         *("ud_pingpong", "udaddy", "valkey", "with_themselves"),
     )
