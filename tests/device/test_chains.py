@@ -130,6 +130,8 @@ async def test_bad_input_leaves_the_chain_as_it_was() -> None:
             assert not hasattr(chain, "post_recv")  # a chain is of the send queue
             chain.post_send(b"second")
         assert [await server.receive() for _ in range(2)] == [b"first", b"second"]
+        for request in chain.requests:
+            await request
 
 
 @pytest.mark.capability("named_refusals")
