@@ -311,6 +311,7 @@ class Simulation:
 
         Returns:
             The memory, zeroed, on a page of its own. It is ordinary memory after the simulation.
+            What a host's requests have when it crashes, they keep until then.
 
         Raises:
             OSError, ValueError: as of `mmap.mmap`.

@@ -162,9 +162,8 @@ async def test_posts_of_a_program_that_polls_need_no_further_call() -> None:
                 for number in range(8):
                     pair.post_send(number, [], opcode=WorkRequestOpcode.RDMA_WRITE, remote=nowhere)
                 if turn % 50 == 0:
-                    await anyio.sleep(
-                        0.2
-                    )  # shorter than the time after which packets are sent again
+                    # Shorter than the time after which packets are sent again.
+                    await anyio.sleep(0.2)
                     assert len(queue.poll()) == 8
                 else:
                     found = 0
