@@ -9,9 +9,9 @@ import pytest
 from aiordma import Access, MemoryRegion
 from aiordma.verbs import AddressVector, Mtu, QueuePairState
 from tests.device.by_hand import GID_INDEX, REMOTE, End, open_end
-from tests.device.wire import icrc, plain_socket
+from tests.device.players import ROCE_PORT
+from tests.device.wire import icrc, plain_socket, transport
 from tests.devices import DeviceUnderTest
-from tests.faults.roce import PORT, transport
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.capability("plain_peers"), pytest.mark.capability("queue pairs by hand")]
@@ -41,7 +41,7 @@ def end(device: DeviceUnderTest) -> Iterator[End]:
 
 def send(*packets: bytes) -> None:
     with plain_socket(PEER) as peer:
-        ends = (peer.getsockname(), (TARGET, PORT))
+        ends = (peer.getsockname(), (TARGET, ROCE_PORT))
         for packet in packets:
             peer.sendto(packet + icrc(packet, ends), ends[1])
 

@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ("Packet", "Question", "address_bytes", "answer_of", "icrc", "pack", "unpack")
+__all__ = ("Packet", "Question", "answer_of", "icrc", "pack", "transport", "unpack")
 
 SERVICES_QKEY = 0x80010000
 UDP_SERVICES = 0x0000000001110000
@@ -50,6 +50,11 @@ def icrc(roce: bytes, ends: Ends) -> bytes:
     udp = struct.pack(">HHHH", source_port, target_port, length, 0xFFFF)
     masked = b"\xff" * 8 + header + udp + roce[:4] + b"\xff" + roce[5:]
     return struct.pack("<I", zlib.crc32(masked))
+
+
+def transport(opcode: int, qp_num: int, psn: int) -> bytes:
+    """The base transport header, which asks for an acknowledgement."""
+    return struct.pack(">BBHII", opcode, 0, 0xFFFF, qp_num, 1 << 31 | psn & 0xFFFFFF)
 
 
 def pack(packet: Packet, ends: Ends) -> bytes:

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.capability("wire")
 SERVER, CLIENT = "10.2.2.2", "10.2.2.1"
 SECONDS = 300
 """The time within which a program has to end, in an emulated machine."""
-GROWN_KIB = 2048
-"""What a process may grow by when the garbage comes again: its allocators' fragments."""
 
 WIRE = {
     "loss of 1 %": "loss 1%",
@@ -127,34 +125,6 @@ def test_rails_go_on_when_one_of_two_devices_breaks(
     assert list(found["broken"]) == ["1"]
     assert "RdmaError" in found["broken"]["1"]
     assert found["moved"] == 200_000
-
-
-class TestGarbage:
-    """Of strangers and of peers, while a connection echoes and a listener accepts: garbage.py."""
-
-    @pytest.mark.promise("Faults of the network change no byte")
-    @pytest.mark.capability("datagrams")
-    @pytest.mark.parametrize("group", ["packets", "messages", "peers"])
-    def test_garbage_to_a_roce_device_harms_nothing(self, group: str, wire: None) -> None:
-        found = ran("tests.faults.garbage", "rxe", group)
-        # What is sent is understood, except for what is wrong in it.
-        assert found["a right request"] == "a right request"
-        if group == "packets":
-            outcomes = found["attacks"]
-            assert outcomes["wrong_sequence_number"]["duplicate_request"] > 0
-            assert outcomes["wrong_sequence_number"]["out_of_seq_request"] > 0
-            assert outcomes["stranger"]["out_of_seq_request"] == 0
-        check_garbage(found)
-
-
-def check_garbage(found: dict[str, Any]) -> None:
-    """Each echo and each connect under garbage was right, and nothing is left of it."""
-    for each in (found["attacks"], found.get("again", {})):
-        assert [name for name, outcome in each.items() if "error" in outcome] == [], each
-        assert all(outcome["echoes"] and outcome["accepted"] for outcome in each.values()), each
-    assert found.get("grown_kib", 0) <= GROWN_KIB, found
-    assert set(found["objects"].values()) == {0}, found
-    assert found["taint"] == 0
 
 
 @pytest.mark.promise("Faults of the network change no byte")
