@@ -17,6 +17,5 @@ simulated.py    rows of simulated hosts, with many endpoints and with few
 valkey_gets.py  rows of a Valkey server's clients, over RDMA and over TCP
 peers.py        rows of the virtual machine: other Python libraries
 report.py       the table, the progress bar, build/bench.json
-picture.py      build/bench.svg
 __main__.py     which part runs where: python3 -m tests.bench --help
 """

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import peers, picture, report
+from . import peers, report
 from .parts import MARK, PARTS, Part, Plan, words
 from .rounds import Step
 from .same_work import compile_same_work
@@ -50,9 +50,7 @@ def main() -> int:
     report.show(found)
     name = "bench" if options.bed == "qemu" else f"bench-{options.bed}"
     report.keep(found, BUILD, name)
-    written = [f"{name}.json", f"{name}.md"]
-    written += [f"{name}.svg"] * picture.draw(found, BUILD / f"{name}.svg")
-    print("written:", *(str(BUILD / name) for name in written))
+    print("written:", BUILD / f"{name}.json", BUILD / f"{name}.md")
     for failure in failed:
         print(f"not measured: {failure}", file=sys.stderr)
     return 1 if failed else 0

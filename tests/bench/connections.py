@@ -27,7 +27,7 @@ from . import default_server
 from .candidates import Candidates
 from .compiling import compiled
 from .perftest import against_itself
-from .rows import MORE, Reading, Row, constant
+from .rows import MORE, Reading, Row, constant, in_turn, together
 from .same_work import rounds_of
 from .shared_server import SIZE, serving
 
@@ -50,7 +50,7 @@ def rows(here: Candidates) -> list[Row]:
     server = cache(lambda: here.keep(serving(here.host, here.device, here.spin)))
     shared = _Many(here, COUNT, server)
     own = _Many(here, COUNT, lambda: here.ports("auto", True))
-    in_c = _InC(here).next
+    in_c = in_turn(partial(_in_c, here, True))
     name = f"rxe/connections/{COUNT}"
     return [
         Row(
@@ -107,7 +107,7 @@ def software_rows(here: Candidates) -> list[Row]:
     thousand = _Many(here, COUNT, lambda: here.ports("auto", True))
     start = cache(lambda: here.keep(default_server.serving(here.host, here.device, here.spin)))
     many = _Many(here, MANY, start, echoes_before=RECEIVES * MANY)
-    in_c = _InC(here, polling=False).next
+    in_c = in_turn(partial(_in_c, here, False))
     name = f"software/connections/{COUNT}"
     return [
         Row(
@@ -136,7 +136,7 @@ def software_rows(here: Candidates) -> list[Row]:
 
 
 def _over_tcp(here: Candidates, connections: int) -> Row:
-    tcp = _OverTcp(here).next
+    tcp = in_turn(partial(_tcp_in_c, here))
     return Row(
         f"software/connections/{connections}/tcp",
         "echoes per second",
@@ -182,56 +182,34 @@ def _rows_of_default_server(many: "_Many") -> list[Row]:
     ]
 
 
-class _InC:
-    """The same in C: made once for all rounds."""
-
-    def __init__(self, here: Candidates, *, polling: bool = True) -> None:
-        self._here = here
-        self._polling = polling
-        self._found: dict[int, list[Reading]] = {}
-
-    def next(self, connections: int) -> Reading:
-        here = self._here
-        if connections not in self._found:
-            self._found[connections] = rounds_of(
-                here.host,
-                here.device,
-                Workload("echo", SIZE, WINDOW),
-                here.seconds,
-                polling=self._polling,
-                connections=connections,
-                rounds=here.rounds,
-            )
-        return self._found[connections].pop(0)
+def _in_c(here: Candidates, polling: bool, connections: int) -> list[Reading]:
+    """The same in C."""
+    return rounds_of(
+        here.host,
+        here.device,
+        Workload("echo", SIZE, WINDOW),
+        here.seconds,
+        polling=polling,
+        connections=connections,
+        rounds=here.rounds,
+    )
 
 
-class _OverTcp:
-    """The same in C over plain TCP: made once for all rounds."""
-
-    def __init__(self, here: Candidates) -> None:
-        self._here = here
-        self._found: dict[int, list[Reading]] = {}
-
-    def next(self, connections: int) -> Reading:
-        if connections not in self._found:
-            self._found[connections] = self._measured(connections)
-        return self._found[connections].pop(0)
-
-    def _measured(self, connections: int) -> list[Reading]:
-        here, place = self._here, [self._here.host, str(free_port())]
-        numbers = (SIZE, WINDOW, connections, round(here.seconds * 1000), here.rounds)
-        with _descriptors_for(connections):
-            printed = against_itself(
-                [str(compiled("tcp_echoes.c", "-std=gnu11"))],
-                ["ask", *place, *map(str, numbers)],
-                ["serve", *place],
-                more_seconds=here.rounds * here.seconds + connections * TCP_CONNECTION_SECONDS,
-            )
-        pairs = (map(int, line.split()) for line in printed.splitlines())
-        return [
-            Reading(count / nanoseconds * 1e9, extra={"count": count})
-            for count, nanoseconds in pairs
-        ]
+def _tcp_in_c(here: Candidates, connections: int) -> list[Reading]:
+    """The same in C over plain TCP."""
+    place = [here.host, str(free_port())]
+    numbers = (SIZE, WINDOW, connections, round(here.seconds * 1000), here.rounds)
+    with _descriptors_for(connections):
+        printed = against_itself(
+            [str(compiled("tcp_echoes.c", "-std=gnu11"))],
+            ["ask", *place, *map(str, numbers)],
+            ["serve", *place],
+            more_seconds=here.rounds * here.seconds + connections * TCP_CONNECTION_SECONDS,
+        )
+    pairs = (map(int, line.split()) for line in printed.splitlines())
+    return [
+        Reading(count / nanoseconds * 1e9, extra={"count": count}) for count, nanoseconds in pairs
+    ]
 
 
 class _Many:
@@ -250,16 +228,13 @@ class _Many:
         self._count = count
         self._start = start
         self._echoes_before = count if echoes_before is None else echoes_before
-        self._found: dict[str, list[Reading]] = {}
+        self.next = together(self._measured)
 
-    def next(self, what: str) -> Reading:
-        """Return the next round's reading of a quantity."""
-        if not self._found:
-            with _descriptors_for(self._count):
-                run(self._measure, spin=self._here.spin)
-        return self._found[what].pop(0)
+    def _measured(self) -> dict[str, list[Reading]]:
+        with _descriptors_for(self._count):
+            return run(self._measure, spin=self._here.spin)
 
-    async def _measure(self) -> None:
+    async def _measure(self) -> dict[str, list[Reading]]:
         here, count = self._here, self._count
         ports = self._start()
         async with AsyncExitStack() as stack:
@@ -314,7 +289,7 @@ class _Many:
                 found["extra_fds"].append(Reading(float(opened - count - 1)))
                 found["memory"].append(Reading(kib))
                 found["server_memory"].append(Reading(server_kib, extra={"used": used_kib}))
-            self._found = found
+            return found
 
 
 @contextmanager

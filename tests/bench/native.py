@@ -22,7 +22,7 @@ from aiordma.types import MemorySlice, TracedRequest
 from . import lag, posting
 from .candidates import Candidates
 from .instant import instant, prepare
-from .rows import Reading, Row, constant, latency
+from .rows import Reading, Row, constant, latency, together
 
 WINDOW = 32
 CONNECTIONS = 100
@@ -37,6 +37,7 @@ def rows(here: Candidates) -> list[Row]:
     """Return them all."""
     echo = partial(_echo, here)
     work = Workload("echo", 64)
+    idle = together(lambda: {"wake-ups": run(partial(_idle, here))})
     return [
         Row(
             "software/echo/64",
@@ -149,7 +150,7 @@ def rows(here: Candidates) -> list[Row]:
         Row(
             "native/idle_wakeups",
             "per second",
-            _Idle(here).next,
+            partial(idle, "wake-ups"),
             "0",
             constant(0.0),
             limit=0.0,
@@ -295,42 +296,28 @@ async def _beside_busy_thread(
 # -- idleness -------------------------------------------------------------------------------------
 
 
-class _Idle:
-    """Measured once for all rounds, as it takes its time: each round is a piece of it."""
-
-    def __init__(self, here: Candidates) -> None:
-        self._here = here
-        self._rounds = here.rounds
-        self._found: list[Reading] = []
-
-    def next(self) -> Reading:
-        if not self._found:
-            self._found = run(self._measure)
-        return self._found.pop()
-
-    async def _measure(self) -> list[Reading]:
-        here = self._here
-        ports = here.ports("auto", True)
-        work = Workload("echo", 64)
-        async with AsyncExitStack() as stack:
-            for _ in range(CONNECTIONS):
-                connection = await connect(
-                    here.host, ports.rdma, device=here.device, private_data=work.pack()
-                )
-                await stack.enter_async_context(connection)
-            await anyio.sleep(SETTLE_SECONDS)
-            found = []
-            for _ in range(self._rounds):
-                before = wake_ups(ports.pid)
-                await anyio.sleep(IDLE_SECONDS)
-                now = wake_ups(ports.pid)
-                each = {
-                    thread: (count - before.get(thread, 0)) / IDLE_SECONDS
-                    for thread, count in now.items()
-                }
-                extra = {"loop_thread": each[str(ports.pid)]}
-                found.append(Reading(sum(each.values()), extra=extra))
-            return found
+async def _idle(here: Candidates) -> list[Reading]:
+    ports = here.ports("auto", True)
+    work = Workload("echo", 64)
+    async with AsyncExitStack() as stack:
+        for _ in range(CONNECTIONS):
+            connection = await connect(
+                here.host, ports.rdma, device=here.device, private_data=work.pack()
+            )
+            await stack.enter_async_context(connection)
+        await anyio.sleep(SETTLE_SECONDS)
+        found = []
+        for _ in range(here.rounds):
+            before = wake_ups(ports.pid)
+            await anyio.sleep(IDLE_SECONDS)
+            now = wake_ups(ports.pid)
+            each = {
+                thread: (count - before.get(thread, 0)) / IDLE_SECONDS
+                for thread, count in now.items()
+            }
+            extra = {"loop_thread": each[str(ports.pid)]}
+            found.append(Reading(sum(each.values()), extra=extra))
+        return found
 
 
 def wake_ups(pid: int) -> dict[str, int]:

@@ -97,7 +97,6 @@ PARTS = (
     Part("software_roce", software_roce.rows, HERE),
     Part("latency", rxe.latency_rows, GUEST),
     Part("throughput", rxe.throughput_rows, GUEST),
-    Part("depth", rxe.depth_rows, GUEST),
     Part("roce_beside_rxe", software_roce.rows_beside_rxe, GUEST),
     Part("connects_rxe", connects.rxe_rows, GUEST),
     Part("connections", connections.rows, GUEST),

@@ -6,7 +6,6 @@ had is a row that says why.
 
 import json
 import os
-import re
 import select
 import shutil
 import signal
@@ -58,8 +57,6 @@ def rows(here: Candidates) -> list[Row]:
         *(
             row(f"{library}_{way}", f"{library}, {way}", _Program(here, library, way).ask)
             for library, way in (
-                ("pyverbs_pypi", "polling"),
-                ("pyverbs_pypi", "asyncio"),
                 ("pyverbs", "polling"),
                 ("pyverbs", "asyncio"),
                 ("ucxx", "polling"),
@@ -92,7 +89,7 @@ class _Program:
     def __init__(self, here: Candidates, library: str, way: str) -> None:
         self._here = here
         self._library = library
-        self._script = HERE / f"{library.partition('_')[0]}_peer.py"
+        self._script = HERE / f"{library}_peer.py"
         self._way = way
         self._sides: list[subprocess.Popen[str]] = []
 
@@ -167,36 +164,12 @@ def prepare() -> None:
         return
     FOLDER.mkdir(parents=True, exist_ok=True)
     found = {
-        "pyverbs_pypi": _pyverbs_of_pypi(),
         "pyverbs": _pyverbs(),
         "ucxx": _ucxx(),
         "mooncake": _mooncake(),
         "nixl": _nixl(),
     }
     FOUND.write_text(json.dumps({name: vars(peer) for name, peer in found.items()}, indent=1))
-
-
-def _pyverbs_of_pypi() -> Peer:
-    # It is compiled for minutes, and then bound to the private symbols of its own version's
-    # libibverbs (IBVERBS_PRIVATE_59).
-    asked = subprocess.run(
-        [sys.executable, "-m", "pip", "index", "versions", "pyverbs"],
-        capture_output=True,
-        text=True,
-    )
-    listed = re.search(r"Available versions: (.*)", asked.stdout)
-    if listed is None:
-        return Peer(why=f"PyPI tells of no pyverbs: {asked.stderr.strip()[-LAST_WORDS:]}")
-    versions = listed[1].split(", ")
-    here = packages.version("libibverbs1")
-    fitting = [each for each in versions if each.partition(".")[0] == here.partition(".")[0]]
-    if not fitting:
-        return Peer(
-            why=f"PyPI has pyverbs {', '.join(versions)}, which can be imported only with "
-            f"libibverbs of the same version; here it is {here}"
-        )
-    python, why = _installed("pyverbs", f"pyverbs=={fitting[0]}")
-    return Peer(python, why, f"pyverbs {fitting[0]} from PyPI" if python else "")
 
 
 def _pyverbs() -> Peer:

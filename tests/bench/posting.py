@@ -24,7 +24,7 @@ from aiordma.types import DatagramMessage
 
 from .candidates import Candidates
 from .instant import instant, prepare
-from .rows import Reading, Row, constant
+from .rows import Reading, Row, constant, together
 
 __all__ = ("rows",)
 
@@ -45,12 +45,12 @@ def rows(here: Candidates) -> list[Row]:
     """Return two rows for each kind of post: its time, and its ratio to the plain WRITE's."""
     found = []
     for kind, setup in KINDS.items():
-        pair = _Pair(here, setup)
+        pair = together(partial(_in_pairs, here, setup))
         found.append(
             Row(
                 f"native/{kind}/completed_await",
                 "us CPU",
-                partial(pair.next, "kind"),
+                partial(pair, "kind"),
                 "1 us",
                 constant(1.0),
                 limit=1.0,
@@ -61,9 +61,9 @@ def rows(here: Candidates) -> list[Row]:
             Row(
                 f"native/{kind}/beside_write",
                 "us CPU",
-                partial(pair.next, "kind again"),
+                partial(pair, "kind again"),
                 "a plain WRITE",
-                partial(pair.next, "write"),
+                partial(pair, "write"),
                 limit=1.3,
                 note="the same measurements, each between two of a plain WRITE",
             )
@@ -71,31 +71,22 @@ def rows(here: Candidates) -> list[Row]:
     return found
 
 
-class _Pair:
-    """A kind and the plain WRITE in turn: measured once for both rows. The WRITE's time is the mean
+def _in_pairs(here: Candidates, setup: Setup) -> dict[str, list[Reading]]:
+    """Measure a kind and the plain WRITE in turn, once for both rows. The WRITE's time is the mean
     of the measurements before and after the kind's, because a processor's speed drifts."""
 
-    def __init__(self, here: Candidates, setup: Setup) -> None:
-        self._here = here
-        self._setup = setup
-        self._found: dict[str, list[Reading]] = {}
-
-    def next(self, what: str) -> Reading:
-        """Return the next round's reading."""
-        if not self._found:
-            kinds, writes = [], []
-            before = self._measured(PLAIN_WRITE)
-            for _ in range(self._here.rounds):
-                kinds.append(self._measured(self._setup))
-                after = self._measured(PLAIN_WRITE)
-                writes.append(_mean(before, after))
-                before = after
-            self._found = {"kind": kinds, "kind again": [*kinds], "write": writes}
-        return self._found[what].pop(0)
-
-    def _measured(self, setup: Setup) -> Reading:
+    def measured(setup: Setup) -> Reading:
         prepare()
-        return run(partial(_main, self._here, setup))
+        return run(partial(_main, here, setup))
+
+    kinds, writes = [], []
+    before = measured(PLAIN_WRITE)
+    for _ in range(here.rounds):
+        kinds.append(measured(setup))
+        after = measured(PLAIN_WRITE)
+        writes.append(_mean(before, after))
+        before = after
+    return {"kind": kinds, "kind again": kinds, "write": writes}
 
 
 def _mean(first: Reading, second: Reading) -> Reading:

@@ -15,9 +15,6 @@ from rich.table import Table
 from .place import words as place_words
 from .rounds import Step
 
-BESIDE = ("distribution",)
-"""What is for the picture, and kept in a file of its own."""
-
 
 @contextmanager
 def bar(total: int) -> Iterator[Step]:
@@ -126,6 +123,5 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 def keep(rows: Sequence[dict[str, Any]], folder: Path, name: str = "bench") -> None:
     """Write bench.json and bench.md, or so with another name."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = [{key: row[key] for key in row if key not in BESIDE} for row in rows]
     (folder / f"{name}.md").write_text(markdown(rows))
-    (folder / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")

@@ -26,7 +26,7 @@ def measure_all(rows: Sequence[Row], rounds: int, step: Step) -> list[dict[str, 
             reference = attempt(row.refer)
             step(f"{row.name} {number}/{rounds}")
             pairs.append((reference, attempt(row.candidate)))
-        found.append({**summary(row, pairs), "distribution": _distribution(pairs)})
+        found.append(summary(row, pairs))
     return found
 
 
@@ -52,8 +52,3 @@ def _limited() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _distribution(pairs: Sequence[tuple[Reading, Reading]]) -> list[float]:
-    """Of the last round: for the picture."""
-    return list(pairs[-1][1].distribution) if pairs else []

@@ -1,18 +1,18 @@
 """What a row is: a candidate, its reference, and what their ratio has to be (pure)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from aiordma.bench.meter import Measurement
-from aiordma.bench.statistics import percentile
 
 LESS = "less"
 MORE = "more"
 
-QUANTILES = (*range(1, 100), 99.5, 99.9)
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class Reading:
     value: float | None
     why: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
-    distribution: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,28 @@ def constant(value: float) -> Callable[[], Reading]:
     return lambda: Reading(value)
 
 
+def in_turn(measure: Callable[[Key], Iterable[Reading]]) -> Callable[[Key], Reading]:
+    """Return a function that returns the next round's reading of a key: they are measured together,
+    when the first is asked for."""
+    found: dict[Key, Iterator[Reading]] = {}
+
+    def following(key: Key) -> Reading:
+        if key not in found:
+            found[key] = iter(measure(key))
+        return next(found[key])
+
+    return following
+
+
+def together(measure: Callable[[], Mapping[Key, Iterable[Reading]]]) -> Callable[[Key], Reading]:
+    """As `in_turn`, for keys that are measured together."""
+    measured = cache(measure)
+    return in_turn(lambda key: measured()[key])
+
+
 def latency(found: Measurement) -> Reading:
     """Return the median of one measurement, in microseconds, with the rest beside it."""
-    extra = found.as_dict()
-    return Reading(
-        found.percentile_us(50),
-        extra=extra,
-        distribution=tuple(percentile(found.samples, each) / 1000 for each in QUANTILES),
-    )
+    return Reading(found.percentile_us(50), extra=found.as_dict())
 
 
 def rate(found: Measurement) -> Reading:

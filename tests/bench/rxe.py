@@ -13,7 +13,6 @@ from .rows import MORE, Reading, Row, bandwidth, latency, rate
 WINDOW = 64
 BULK_DEPTH = 16
 OTHER_FUNCTIONS = 1024
-DEPTHS = (1, 2, 4, 8, 16, 32)
 
 # How often the C programs do it in a second, roughly: how many rounds make one measurement.
 EVENTS_A_SECOND = 4_000
@@ -137,14 +136,6 @@ def throughput_rows(here: Candidates) -> list[Row]:
             for size in (65536, 1048576)
         ),
         *(_bulk(here, "read", size, is_in_c=True) for size in (65536, 1048576)),
-    ]
-
-
-def depth_rows(here: Candidates) -> list[Row]:
-    """For the picture: WRITEs a second over depth."""
-    return [
-        _rate(here, f"rxe/write/64/depth{depth}", "write", "ib_write_bw", depth, None)
-        for depth in DEPTHS
     ]
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from aiordma import ConnectionOptions, connect
-from tests.bench import connections, posting, shared_server
+from tests.bench import connections, shared_server
+from tests.bench.parts import PARTS, Plan, words
 from tests.unit.sources import ROOT
 
 pytestmark = pytest.mark.slow
@@ -17,11 +18,16 @@ pytestmark = pytest.mark.slow
 SOON = "[ns]*/[!i]*"  # all but native/idle_wakeups, which idles for half a minute
 
 
-def measured(part: str, rows: str, tmp_path: Path) -> list[str]:
-    """Measure rows shortly; return their names."""
-    file = tmp_path / "rows.json"
+@pytest.mark.parametrize(
+    ("part", "pattern"),
+    [("native", SOON), ("beside_c", ""), ("beside_tcp", ""), ("connects", "")],
+    ids=lambda name: name,
+)
+def test_each_row_is_measured(part: str, pattern: str, tmp_path: Path) -> None:
+    (chosen,) = (each for each in PARTS if each.name == part)
+    plan, file = Plan(1, 0.05, pattern), tmp_path / "rows.json"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.parts", part, str(file), "1", "0.05", rows],
+        [sys.executable, *words(chosen, plan, file)[1:]],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -29,79 +35,12 @@ def measured(part: str, rows: str, tmp_path: Path) -> list[str]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
+    assert [row["name"] for row in found] == [row.name for row in chosen.rows(plan)]
     for row in found:
         assert None not in (row["value"], row["ratio"]), row["note"]
         assert row["rounds"] == 1
         assert row["value"] > 0, row
         assert row["ratio"] > 0, row
-    return [row["name"] for row in found]
-
-
-def test_the_rows_of_this_machine_are_measured(tmp_path: Path) -> None:
-    assert measured("native", SOON, tmp_path) == [
-        "software/echo/64",
-        "software/echo/64/events",
-        "software/echo/64/beside_protocol",
-        "software/echo/64/beside_uvloop_streams",
-        "software/messages/64",
-        "software/messages/64/events",
-        "software/messages/64/busy",
-        "software/messages/64/events/busy",
-        "software/lag_beside_writers",
-        "native/completed_await",
-        "native/trace",
-        "native/trace_file",
-        "native/statistics",
-        *(
-            f"native/{kind}/{row}"
-            for kind in posting.KINDS
-            for row in ("completed_await", "beside_write")
-        ),
-        "native/post_beside_busy_thread",
-    ]
-
-
-def test_the_rows_beside_c_are_measured(tmp_path: Path) -> None:
-    assert measured("beside_c", "*", tmp_path) == [
-        "software/send_receive/64/polling",
-        "software/send_receive/64/beside_events_in_c",
-        "software/send_receive/64/events",
-        "software/read/64",
-        "software/write/64",
-        "software/write/64/window64",
-        "software/send/64/window64",
-        "software/messages/64/beside_posts",
-        "software/messages/64/window32",
-        "software/echo/64/window32/beside_tcp",
-        "software/views/65536",
-        "software/views/65536/in_c",
-        "software/write/64/post_in_c",
-    ]
-
-
-def test_rows_beside_plain_tcp_are_measured(tmp_path: Path) -> None:
-    assert measured("beside_tcp", "*", tmp_path) == [
-        "software/write/1048576",
-        "software/write/1048576/in_c",
-        "software/read/1048576",
-        "software/read/1048576/in_c",
-        "software/write/64/window64/two_connections",
-        "software/write/1048576/two_connections",
-        "software/echo/64/beside_stream",
-        "software/echo/64/events/beside_stream",
-        "software/echo/64/beside_stream/tcp",
-    ]
-
-
-def test_rows_of_short_connections_are_measured(tmp_path: Path) -> None:
-    assert measured("connects", "*", tmp_path) == [
-        "software/connect",
-        "software/connect/open_domain",
-        "software/connect/beside_tcp",
-        "software/stream/connect",
-        "software/connect/200_at_once",
-        "software/connect/200_at_once/in_c",
-    ]
 
 
 @pytest.mark.anyio
