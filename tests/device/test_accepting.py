@@ -100,25 +100,6 @@ async def test_cancelled_accept_leaves_its_handshake() -> None:
             assert server.is_connected
 
 
-@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
-@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89])
-async def test_accept_cancelled_at_any_turn_loses_no_peer(turns: int) -> None:
-    async with listen() as listener, anyio.create_task_group() as group:
-        connecting, accepting = Outcome(), Outcome()
-        group.start_soon(connecting.of, lambda: aiordma.connect(ADDRESS, listener.port))
-        await until(lambda: len(requests_of(listener)) == 1)
-        async with anyio.create_task_group() as cancelled:
-            cancelled.start_soon(accepting.of, listener.accept)
-            for _ in range(turns):
-                await anyio.lowlevel.checkpoint()
-            cancelled.cancel_scope.cancel()
-        async with accepting.value or await listener.accept() as server:
-            await until(lambda: bool(connecting.value or connecting.error))
-            async with connecting.value as client:
-                await both_ways(client, server)
-    assert not reactor_in_use()
-
-
 @one_loop
 async def test_accept_cancelled_as_its_listener_closes_leaves_no_connection(
     monkeypatch: pytest.MonkeyPatch,

@@ -1,7 +1,5 @@
 """Cancelling a wait abandons the result: never the memory, a slot or a message."""
 
-from typing import Any
-
 import anyio
 import anyio.lowlevel
 import pytest
@@ -11,20 +9,12 @@ from tests.device.players import (
     OWN_RECEIVES,
     REMOTE,
     connected,
-    reactor_in_use,
     until,
 )
-from tests.devices import ADDRESS
 from tests.internals import (
-    connector,
     endpoint_of,
     free_sends,
-    has_ended,
-    hubs_of,
-    open_on,
     pool_of,
-    queues_of,
-    requests_of,
 )
 
 pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
@@ -64,15 +54,6 @@ async def test_a_receive_cancelled_as_the_message_arrives_loses_none() -> None:
         assert received == [b"%d" % i for i in range(20)]
 
 
-async def test_a_timed_out_receive_loses_no_message() -> None:
-    async with connected() as (client, server):
-        with anyio.move_on_after(0.05) as scope:
-            await server.receive()
-        assert scope.cancelled_caught
-        await client.send(b"late")
-        assert await server.receive() == b"late"
-
-
 @pytest.mark.promise(
     "A buffer is held until its request completes",
     "Cancellation loses no message and leaves nothing open",
@@ -100,26 +81,6 @@ async def test_a_cancelled_wait_for_a_request_leaves_it_in_flight_with_its_memor
         assert bytes(region.view[:15]) == b"into our buffer"
         assert region._users == 0
         region.close()
-
-
-async def test_one_cancelled_waiter_does_not_touch_the_others() -> None:
-    async with connected(server=OWN_RECEIVES) as (client, server):
-        receive = server.post_recv(bytearray(16))
-        lengths: list[int] = []
-        scope = anyio.CancelScope()
-
-        async def wait(own_scope: anyio.CancelScope) -> None:
-            with own_scope:
-                lengths.append((await receive).byte_len)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait, scope)
-            group.start_soon(wait, anyio.CancelScope())
-            await anyio.wait_all_tasks_blocked()
-            scope.cancel()
-            await anyio.wait_all_tasks_blocked()
-            await client.send(b"four")
-        assert lengths == [4]
 
 
 @pytest.mark.promise("A buffer is held until its request completes")
@@ -217,102 +178,3 @@ async def test_an_abandoned_request_whose_connection_is_closed_releases_its_memo
         await server.aclose()
         assert receive.done()
         buffer.append(1)
-
-
-# -- connecting and closing -------------------------------------------------------------------
-
-
-@pytest.fixture
-def attempts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    made: list[Any] = []
-
-    class Recorded(connector.Attempt):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            made.append(self)
-
-    monkeypatch.setattr(connector, "Attempt", Recorded)
-    return made
-
-
-STEPS = (
-    "looking up the name",
-    "making the identifier",
-    "resolving the address",
-    "resolving the route",
-    "waiting for the peer to accept",
-)
-
-
-@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
-@pytest.mark.parametrize("step", STEPS)
-async def test_a_connect_cancelled_at_any_step_leaves_nothing(
-    step: str, attempts: list[Any]
-) -> None:
-    async with await aiordma.listen(ADDRESS, 0) as listener:
-        async with anyio.create_task_group() as group:
-            group.start_soon(aiordma.connect, ADDRESS, listener.port)
-            # A device may be past it before we look.
-            while not attempts or attempts[-1].step in STEPS[: STEPS.index(step)]:
-                await anyio.lowlevel.checkpoint()
-            group.cancel_scope.cancel()
-        # What the peer has withdrawn is given back in the background.
-        await until(lambda: open_on(listener) == 1 + len(requests_of(listener)))
-        for hub in hubs_of(listener):
-            assert [queue.reserved for queue in queues_of(hub)] == [0] * len(queues_of(hub))
-            assert len(hub.in_flight) == 0
-            assert hub.pool.leased == 0
-    # siw connects inside the call: it is cleaned up when that has returned, in a worker thread.
-    await until(lambda: not reactor_in_use())
-
-
-# Three of these are abandoned while siw waits for the peer's answer: ten seconds each.
-@pytest.mark.capability("connect_returns_at_once")
-async def test_a_connect_cancelled_after_any_number_of_turns_leaves_nothing() -> None:
-    async with await aiordma.listen(ADDRESS, 0) as listener:
-        for turns in (0, 1, 2, 3, 5, 8, 13, 21, 34, 55):
-            async with anyio.create_task_group() as group:
-                group.start_soon(aiordma.connect, ADDRESS, listener.port)
-                for _ in range(turns):
-                    await anyio.lowlevel.checkpoint()
-                group.cancel_scope.cancel()
-            # What the peer has withdrawn is given back in the background.
-            await until(lambda: open_on(listener) == 1 + len(requests_of(listener)))
-            for hub in hubs_of(listener):
-                assert sum(queue.reserved for queue in queues_of(hub)) == 0
-    assert not reactor_in_use()
-
-
-async def test_cancelled_accept_keeps_the_listener_working() -> None:
-    async with await aiordma.listen(ADDRESS, 0) as listener:
-        with anyio.move_on_after(0.05):
-            await listener.accept()
-        async with anyio.create_task_group() as group:
-
-            async def serve() -> None:
-                async with await listener.accept() as connection:
-                    assert await connection.receive() == b"hello"
-
-            group.start_soon(serve)
-            async with await aiordma.connect(ADDRESS, listener.port) as client:
-                await client.send(b"hello")
-
-
-@pytest.mark.promise(
-    "Cancellation loses no message and leaves nothing open", "Closing leaves nothing open"
-)
-async def test_a_cancelled_close_closes_all_the_same() -> None:
-    async with await aiordma.listen(ADDRESS, 0) as listener:
-
-        async def accept_and_close() -> None:
-            await (await listener.accept()).aclose()
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(accept_and_close)
-            client = await aiordma.connect(ADDRESS, listener.port)
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            await client.aclose()
-        assert has_ended(client)
-        # What the peer has withdrawn is given back in the background.
-        await until(lambda: open_on(listener) == 1 + len(requests_of(listener)))

@@ -196,6 +196,33 @@ async def test_connections_outlive_their_listener() -> None:
         await aiordma.connect(ADDRESS, 17, timeout=20)
 
 
+async def test_request_outlives_its_listener() -> None:
+    listener = await aiordma.listen(ADDRESS, 0)
+    connecting = Outcome()
+    async with anyio.create_task_group() as group:
+        group.start_soon(connecting.of, lambda: aiordma.connect(ADDRESS, listener.port))
+        request = await listener.request()
+        await listener.aclose()
+        server = await request.accept()
+    async with server, connecting.value as client:
+        await both_ways(client, server)
+
+
+@pytest.mark.capability("rnr")
+async def test_region_in_use_on_another_connection_stops_no_close() -> None:
+    async with connected() as (one, _):
+        region = one.register(bytearray(64))
+        # No receive is posted: the request stays in flight on the other connection.
+        async with connected(server=OWN_RECEIVES) as (other, _silent):
+            request = other.post_send(region[:])
+            await one.aclose()
+            assert not region.closed
+            await other.aclose()
+            with pytest.raises(aiordma.FlushedError):
+                await request
+        assert region.closed
+
+
 @pytest.mark.natively
 def test_loop_has_one_event_channel_until_it_ends(device: DeviceUnderTest) -> None:
     def channels() -> int:

@@ -52,18 +52,6 @@ async def test_a_counter_on_a_shared_receive_queue_counts_its_own_connection() -
         await both_ways(client, server)
 
 
-@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
-async def test_a_cancelled_wait_changes_nothing() -> None:
-    async with connected() as (client, server):
-        counter = server.counter()
-        with anyio.move_on_after(0.05) as scope:
-            await counter.wait(1)
-        assert scope.cancelled_caught
-        await client.send(b"", immediate=counter.number)
-        await counter.wait(1)
-        assert counter.count == 1
-
-
 @pytest.mark.parametrize("ends", ["the peer's", "ours"])
 async def test_the_connection_s_end_ends_the_wait(ends: str) -> None:
     async with connected() as (client, server):

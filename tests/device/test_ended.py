@@ -91,16 +91,6 @@ async def test_messages_can_be_received_after_the_end() -> None:
             await server.receive()
 
 
-async def test_cancelled_wait_for_the_end_changes_nothing() -> None:
-    async with connected() as (client, server):
-        with anyio.move_on_after(0.01) as scope:
-            await client.ended()
-        assert scope.cancelled_caught
-        await both_ways(client, server)
-        await server.aclose()
-        assert type(await client.ended()) is aiordma.DisconnectedError
-
-
 @pytest.mark.capability("rnr")
 @pytest.mark.parametrize(
     "options", [{}, {"options": aiordma.ConnectionOptions(linger=0.0)}], ids=["default", "none"]

@@ -19,7 +19,6 @@ from tests.connections import connect_to
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop, until
 from tests.devices import ADDRESS, DEVICE
 from tests.internals import SOFTWARE, endpoint_of, staging
-from tests.waiting import HeldCalls
 
 pytestmark = pytest.mark.anyio
 
@@ -180,23 +179,6 @@ async def test_register_in_thread_leaves_the_loop_alone(monkeypatch: pytest.Monk
         assert threading.get_ident() not in threads
         assert await server.read_bytes(region.remote()) == b"from a thread"
     assert region.closed
-
-
-async def test_a_cancelled_register_in_thread_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with connected() as (client, server):
-        provider = client.protection_domain.provider
-        held = HeldCalls(monkeypatch, provider, "reg_mr")
-        buffer = bytearray(64)
-        async with anyio.create_task_group() as group:
-            group.start_soon(client.register_in_thread, buffer)
-            await until(held.entered.is_set)
-            group.cancel_scope.cancel()
-            held.proceed.set()
-        monkeypatch.undo()
-        buffer.append(1)  # it is not registered, although the connection is open
-        await both_ways(client, server)
 
 
 class Counted(bytearray):

@@ -10,21 +10,15 @@ import aiordma
 from tests.device.players import (
     OWN_RECEIVES,
     REMOTE,
-    both_ways,
     connected,
-    reactor_in_use,
     until,
 )
-from tests.devices import ADDRESS, DEVICE, provider_under_test
+from tests.devices import provider_under_test
 from tests.internals import (
     endpoint_of,
     free_sends,
     has_ended,
-    hubs_of,
     identifier_of,
-    open_on,
-    queues_of,
-    requests_of,
 )
 from tests.waiting import HeldCalls
 
@@ -60,18 +54,6 @@ async def test_wait_for_a_receive_loses_no_message() -> None:
         assert await asyncio.wait_for(server.receive(), 60) == b"late"
 
 
-async def test_wait_for_a_work_request_abandons_only_the_wait() -> None:
-    async with connected(server=OWN_RECEIVES) as (client, server):
-        region = server.register(bytearray(8))
-        receive = server.post_recv(region)
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(receive, 0.02)
-        assert not receive.done()
-        assert region._users == 1
-        await client.send(b"late")
-        assert (await asyncio.wait_for(receive, 60)).byte_len == 4
-
-
 async def test_a_task_group_of_senders_and_a_receiver() -> None:
     # As many receives as messages: iWARP has nothing that would hold up the senders.
     options = {"receive_buffers": 20}
@@ -93,14 +75,6 @@ async def test_a_failing_request_ends_its_task_group_with_its_error() -> None:
         with pytest.raises(ExceptionGroup) as caught:
             await both()
         assert caught.group_contains(aiordma.RemoteAccessError)
-
-
-async def test_asyncio_timeout_around_a_receive() -> None:
-    async with connected() as (client, server):
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.02):
-                await server.receive()
-        await both_ways(client, server)
 
 
 # -- task.cancel(), which anyio's shields do not hold off -------------------------------------
@@ -142,26 +116,6 @@ async def test_a_slot_granted_to_a_cancelled_task_goes_to_the_next() -> None:
         assert buffers == [b"first", b"third", b"after"]
 
 
-async def test_a_close_whose_task_is_cancelled_closes_all_the_same() -> None:
-    async with await aiordma.listen(ADDRESS, 0) as listener:
-        for turns in range(12):
-            accepting = asyncio.create_task(listener.accept())
-            client = await aiordma.connect(ADDRESS, listener.port)
-            region = client.register(bytearray(8))
-            closing = asyncio.create_task(client.aclose())
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            closing.cancel()
-            await asyncio.wait([closing])
-            assert identifier_of(client).closed or turns == 0
-            await client.aclose()
-            assert region.closed
-            assert identifier_of(client).closed
-            await (await accepting).aclose()
-            assert open_on(listener) == 1 + len(requests_of(listener))
-    assert not reactor_in_use()
-
-
 async def test_a_close_that_times_out_closes_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -182,62 +136,6 @@ async def test_a_close_that_times_out_closes_all_the_same(
         assert identifier_of(client).closed
         with pytest.raises(anyio.EndOfStream):
             await server.receive()
-
-
-@pytest.mark.parametrize("call", ["create_event_channel", "create_cq", "cm_create_qp"])
-async def test_a_connect_whose_task_is_cancelled_while_a_thread_works_leaves_nothing(
-    call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(provider_under_test(), "blocks", True)  # also natively
-    provider = provider_under_test()
-    held = HeldCalls(monkeypatch, provider, call)
-    connecting = asyncio.create_task(aiordma.connect(ADDRESS, 17))
-    await until(held.entered.is_set)
-    connecting.cancel()
-    await asyncio.sleep(0.05)
-    held.proceed.set()
-    await _cancelled(connecting)
-    assert not reactor_in_use()
-
-
-async def test_a_connect_whose_task_is_cancelled_at_any_turn_leaves_nothing() -> None:
-    async with await aiordma.listen(ADDRESS, 0) as listener:
-        # siw answers some of the connects that were given up after seconds only.
-        for turns in range(0, 60, 12 if DEVICE == "siw0" else 4):
-            connecting = asyncio.create_task(aiordma.connect(ADDRESS, listener.port))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            connecting.cancel()
-            await asyncio.wait([connecting])
-            assert connecting.cancelled()
-            # A request that the peer withdrew is given back in the background. And siw's connect,
-            # which nothing can cut short, has the identifier until it returns.
-            await until(lambda: open_on(listener) == 1 + len(requests_of(listener)))
-            for hub in hubs_of(listener):
-                assert sum(queue.reserved for queue in queues_of(hub)) == 0
-                assert hub.pool.leased == 0
-    assert not reactor_in_use()
-
-
-async def test_an_accept_whose_task_is_cancelled_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(provider_under_test(), "blocks", True)  # also natively
-    async with await aiordma.listen(ADDRESS, 0) as listener:
-        connecting = asyncio.create_task(aiordma.connect(ADDRESS, listener.port))
-        request = await listener.request()
-        provider = provider_under_test()
-        held = HeldCalls(monkeypatch, provider, "cm_create_qp")
-        accepting = asyncio.create_task(request.accept())
-        await until(held.entered.is_set)
-        accepting.cancel()
-        await asyncio.sleep(0.05)
-        held.proceed.set()
-        await _cancelled(accepting)
-        monkeypatch.undo()
-        with pytest.raises(aiordma.RdmaConnectionError):
-            await connecting
-        assert open_on(listener) == 1
 
 
 async def test_a_long_send_whose_task_is_cancelled_keeps_slot_and_registration_in_order() -> None:

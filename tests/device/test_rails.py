@@ -116,21 +116,6 @@ async def test_without_rails_the_error_is_the_last_one_s(caplog: pytest.LogCaptu
         caplog.clear()
 
 
-@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
-async def test_a_cancelled_transfer_leaves_the_rails_usable() -> None:
-    async with world(2) as each:
-        blocks = each.blocks()
-        for steps in range(5):
-            async with anyio.create_task_group() as group:
-                group.start_soon(each.rails.write_blocks, blocks)
-                for _ in range(steps):
-                    await anyio.lowlevel.checkpoint()
-                group.cancel_scope.cancel()
-        await each.rails.write_blocks(blocks)
-        each.check()
-        assert each.rails.broken == {}
-
-
 @one_loop
 async def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match=r"open_rails\(\): addresses: none"):

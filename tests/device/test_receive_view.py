@@ -215,18 +215,6 @@ async def test_receiving_with_all_buffers_held_raises_busy_error() -> None:
         assert await server.receive() == b"after"
 
 
-@pytest.mark.promise("Cancellation loses no message and leaves nothing open")
-async def test_cancelled_wait_takes_no_message() -> None:
-    async with connected(server=SMALL) as (client, server):
-        with anyio.move_on_after(0.01) as scope:
-            async with server.receive_view():
-                pytest.fail("there is no message")
-        assert scope.cancelled_caught
-        await client.send(b"late")
-        async with server.receive_view() as view:
-            assert bytes(view) == b"late"
-
-
 @pytest.mark.natively
 @pytest.mark.parametrize("end", ["close", "drop", "throw"])
 async def test_ended_wait_leaves_the_queue_to_the_next_task(end: str) -> None:

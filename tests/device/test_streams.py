@@ -202,14 +202,6 @@ async def test_a_peer_that_does_not_receive_holds_the_sender_back() -> None:
         assert len(await receive_exactly(server, sent)) == sent
 
 
-async def test_a_cancelled_receive_loses_nothing() -> None:
-    async with streams() as (client, server):
-        with anyio.move_on_after(0.05):
-            await server.receive()
-        await client.send(b"abc")
-        assert await server.receive() == b"abc"
-
-
 # -- the end --------------------------------------------------------------------------------------
 
 

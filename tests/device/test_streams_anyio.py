@@ -207,59 +207,6 @@ async def test_attributes_of_both_sides_agree() -> None:
             client.extra(SocketAttribute.raw_socket)
 
 
-async def test_a_peer_answers_with_the_end_of_its_data() -> None:
-    async with both() as (client, server):
-        await client.send(b"blah")
-        assert await server.receive() == b"blah"
-        await server.send(b"halb")
-        await server.send_eof()
-        assert await client.receive() == b"halb"
-        with pytest.raises(anyio.EndOfStream):
-            await client.receive()
-
-
-async def test_a_large_buffer_is_received_in_pieces() -> None:
-    data = b"\xff" * (1 << 20)
-
-    async def send(stream: Stream) -> None:
-        await stream.send(data)
-        await stream.aclose()
-
-    async with both() as (client, server), anyio.create_task_group() as group:
-        group.start_soon(send, server)
-        received = b""
-        while len(received) < len(data):
-            received += await client.receive()
-        assert received == data
-
-
-async def test_iteration_ends_with_the_data() -> None:
-    async with both() as (client, server):
-        await server.send(b"bytes")
-        await server.send_eof()
-        assert b"".join([part async for part in client]) == b"bytes"
-
-
-async def test_after_send_eof_data_still_arrives() -> None:
-    async with both() as (client, server):
-        await client.send(b"question")
-        await client.send_eof()
-        assert b"".join([part async for part in server]) == b"question"
-        await server.send(b"answer")
-        assert await client.receive() == b"answer"
-        with pytest.raises(anyio.ClosedResourceError):
-            await client.send(b"more")
-
-
-async def test_two_tasks_cannot_receive() -> None:
-    async with both() as (client, server), anyio.create_task_group() as group:
-        group.start_soon(client.receive)
-        await anyio.wait_all_tasks_blocked()
-        with pytest.raises(anyio.BusyResourceError, match="receiving from"):
-            await client.receive()
-        await server.send(b"x")
-
-
 async def test_two_tasks_cannot_send() -> None:
     async with both() as (client, _server), anyio.create_task_group() as group:
         group.start_soon(client.send, bytes(10_000_000))
@@ -267,32 +214,6 @@ async def test_two_tasks_cannot_send() -> None:
         with pytest.raises(anyio.BusyResourceError, match="sending to"):
             await client.send(b"x")
         group.cancel_scope.cancel()
-
-
-async def test_closing_wakes_the_task_that_receives() -> None:
-    async with both() as (client, _server):
-        closing = False
-
-        async def close() -> None:
-            nonlocal closing
-            await anyio.wait_all_tasks_blocked()
-            closing = True
-            await client.aclose()
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(close)
-            with pytest.raises(anyio.ClosedResourceError):
-                await client.receive()
-        assert closing
-
-
-async def test_a_closed_stream_refuses_both_directions() -> None:
-    async with both() as (client, _server):
-        await client.aclose()
-        with pytest.raises(anyio.ClosedResourceError):
-            await client.receive()
-        with pytest.raises(anyio.ClosedResourceError):
-            await client.send(b"x")
 
 
 async def test_a_peer_that_breaks_off_breaks_the_stream() -> None:
@@ -315,22 +236,6 @@ async def test_a_peer_that_breaks_off_leaves_no_unretrieved_error(
     del client, server
     gc.collect()
     assert caplog.messages == []
-
-
-async def test_a_cancelled_scope_receives_and_sends_nothing_and_loses_nothing() -> None:
-    async with both() as (client, server):
-        await server.send(b"data")
-        while not client.is_readable:
-            await anyio.sleep(0.001)
-        for call in (client.receive, partial(client.send, b"never")):
-            with anyio.CancelScope() as scope:
-                scope.cancel()
-                await call()
-                pytest.fail("the call returned in a cancelled scope")
-            assert scope.cancelled_caught
-        assert await client.receive() == b"data"
-        await client.send(b"later")
-        assert await server.receive() == b"later"
 
 
 async def test_receiving_and_sending_let_other_tasks_run() -> None:
@@ -434,15 +339,6 @@ async def test_a_listener_has_the_attributes_of_its_address(host: str, family: i
         assert address is not None
         assert address[:2] == (host, listener.port)
         assert listener.extra(SocketAttribute.local_port) == listener.port
-
-
-async def test_a_listener_accepts_one_after_the_other() -> None:
-    async with listen_stream(ADDRESS) as listener:
-        for _ in range(3):
-            client, server = await accepted_by(listener)
-            async with client, server:
-                await server.send(b"welcome")
-                assert await client.receive() == b"welcome"
 
 
 async def test_a_closed_listener_accepts_nobody() -> None:

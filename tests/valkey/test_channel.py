@@ -211,18 +211,6 @@ async def test_a_peer_that_announces_nothing_is_not_waited_for() -> None:
         assert 2.9 < time.monotonic() - began < 4.9  # 5 if each had all of it
 
 
-async def test_a_cancelled_open_leaves_nothing() -> None:
-    async with await aiordma.listen(ADDRESS) as listener:
-        connecting = asyncio.ensure_future(open_connection(ADDRESS, listener.port))
-        async with await listener.accept() as peer:
-            await asyncio.sleep(0.05)
-            connecting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await connecting
-            with anyio.fail_after(10):
-                assert isinstance(await peer.ended(), aiordma.DisconnectedError)
-
-
 # -- peers that violate the protocol --------------------------------------------------------------
 
 Attack = Callable[[aiordma.Connection, ServerChannel], Awaitable[object]]
