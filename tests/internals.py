@@ -92,124 +92,6 @@ from aiordma.streams import Stream, StreamListener
 from aiordma.verbs import CompletionQueue, QueuePair
 from aiordma.verbs.identifier import Identifier
 
-__all__ = (
-    "NEXT_STATES",
-    "ACCEPTS",
-    "BACKLOG_IS_FULL",
-    "BATCH",
-    "Buffer",
-    "BufferPool",
-    "CLASSES",
-    "COPY_LIMIT",
-    "CREATES",
-    "ConnectionState",
-    "DESTROYS",
-    "DeviceHub",
-    "Drain",
-    "Endpoint",
-    "EventLoop",
-    "Handshakes",
-    "InFlightTable",
-    "IncomingRequest",
-    "Lease",
-    "ListenerReceives",
-    "MOST_ATTEMPTS",
-    "MOST_HANDSHAKES",
-    "NOT_ACCEPTED",
-    "NOT_SERVING",
-    "Once",
-    "OpenRequests",
-    "PEERS",
-    "Phase",
-    "Place",
-    "Probe",
-    "Provider",
-    "QueuePairAttribute",
-    "RDMA_CORE_VERSIONS",
-    "REJECT_REASONS",
-    "RequestTally",
-    "Requirement",
-    "SOFTWARE",
-    "SPIN",
-    "SharedReceiveEndpoint",
-    "SocketAddress",
-    "THREAD_LIMIT",
-    "THREAD_NAME",
-    "Teardown",
-    "UDP_QKEY",
-    "User",
-    "Waiter",
-    "address_handles",
-    "address_text",
-    "arrivals_of",
-    "async_events",
-    "call_at_end",
-    "call_then_run",
-    "calls_under_way",
-    "capture",
-    "cause_text",
-    "check_positive_errno",
-    "close_if_unused",
-    "close_unused_reactors",
-    "completion_error",
-    "completion_queue_of",
-    "connector",
-    "current_event_loop",
-    "current_reactors",
-    "device_choice",
-    "drain_of",
-    "endpoint",
-    "endpoint_of",
-    "engine",
-    "fail",
-    "ffi",
-    "find_gid",
-    "free_sends",
-    "gpu_staging",
-    "grh_ends",
-    "handshakes",
-    "handshakes_of",
-    "handshakes_under_way",
-    "has_ended",
-    "has_immediate",
-    "here",
-    "hub",
-    "hub_of",
-    "hubs_of",
-    "identifier_of",
-    "incoming",
-    "is_closed",
-    "kept_queues",
-    "lib",
-    "listener_endpoint",
-    "make_in_thread",
-    "names_of",
-    "open_on",
-    "open_regions",
-    "pack_address",
-    "pool_of",
-    "probes_of",
-    "provider_of",
-    "queue_pair_of",
-    "queues_of",
-    "rdma_core",
-    "reactor",
-    "reactor_of",
-    "real_devices_are_here",
-    "requests_of",
-    "resolution",
-    "retry_seconds",
-    "software",
-    "staging",
-    "start_call",
-    "start_deregistering",
-    "take_trace",
-    "threads",
-    "unpack_address",
-    "unposted_of",
-    "with_device",
-)
-
 User: TypeAlias = Connection | Datagram
 
 
@@ -302,9 +184,9 @@ def fail(user: User, cause: Exception) -> None:
     user._endpoint.fail(cause)
 
 
-def queues_of(hub: DeviceHub) -> list[CompletionQueueShare]:
+def queues_of(of: DeviceHub) -> list[CompletionQueueShare]:
     """The completion queues that the hub's users share."""
-    return hub._queues
+    return of._queues
 
 
 def reactor_of(listener: Listener) -> Reactor:
@@ -343,8 +225,8 @@ def handshakes_of(listener: Listener) -> Handshakes:
 
 def handshakes_under_way(listener: Listener) -> int:
     """How many handshakes are in progress, or have ended and were not taken."""
-    handshakes = listener._endpoint.handshakes
-    return len(handshakes._running) + len(handshakes._finished)
+    found = handshakes_of(listener)
+    return len(found._running) + len(found._finished)
 
 
 def calls_under_way() -> int:
@@ -352,11 +234,11 @@ def calls_under_way() -> int:
     return sum(lane.calls for lane in (PEERS, CREATES, ACCEPTS, DESTROYS))
 
 
-async def close_if_unused(reactor: Reactor) -> None:
+async def close_if_unused(one: Reactor) -> None:
     """Close the reactor if nothing uses it, and wait for it. The next object opens another one."""
-    reactor._close_if_unused()
-    if reactor.ended:
-        await reactor._closed.wait()
+    one._close_if_unused()
+    if one.ended:
+        await one._closed.wait()
 
 
 async def close_unused_reactors() -> None:

@@ -93,7 +93,7 @@ def calls(client, server, remote, region):
             await request
 
     def full(post):
-        slots = endpoint_of(client).sends.slots
+        slots = endpoint_of(client).work.sends.slots
         free, slots.free = slots.free, 0
         try:
             post()  # which raises in the middle

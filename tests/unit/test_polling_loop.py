@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[2]
 OF_THE_ENGINE = [
     "tests/unit/test_request.py",
     "tests/unit/test_open_requests.py",
-    "tests/unit/test_plain_calls.py",
     "tests/unit/test_inflight.py",
     "tests/unit/test_credits.py",
     "tests/unit/test_hub.py",
