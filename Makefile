@@ -77,7 +77,7 @@ fuzz: venv
 # simloop and simloom (with Python 3.12), ours of Ray, and tensors of jax, and of torch if that is
 # installed: it takes 4 GB.
 suites: venv
-	@.venv/bin/python -m tests.suites run --write
+	@.venv/bin/python -m tests.suites --write
 	@.venv/bin/python -m tests.suites.pyverbs --write
 	@.venv/bin/python -m tests.suites.transports --write
 	@.venv/bin/python -m tests.suites.valkey_rdma --write

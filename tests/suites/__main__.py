@@ -1,13 +1,12 @@
-"""`python -m tests.suites run` (see `make suites`), `fetch`, or `results` of the last run."""
+"""`python -m tests.suites`: see `make suites`."""
 
 import argparse
 import subprocess
 import sys
 
 from tests.suites.catalogue import SUITES
+from tests.suites.common import BUILD, write_page
 from tests.suites.runner import (
-    BUILD,
-    ROOT,
     Row,
     counts_of_comms,
     counts_of_streams,
@@ -15,23 +14,19 @@ from tests.suites.runner import (
     fetch,
     lost,
     reasons,
-    results,
     run,
     versions,
 )
 
 PAGES = {"streams-suites": counts_of_streams, "dask": counts_of_comms, "valkey": counts_of_comms}
-MARK = "<!-- from here on written by make suites -->\n"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.suites")
-    parser.add_argument("action", choices=("fetch", "run", "results"))
     parser.add_argument("--only", default="", help="suites whose name contains this")
-    parser.add_argument("--quick", action="store_true", help="the short ones")
     parser.add_argument("--write", action="store_true", help="write the summaries in docs/")
     given = parser.parse_args()
-    chosen = [s for s in SUITES if given.only in s.name and (s.is_quick or not given.quick)]
+    chosen = [suite for suite in SUITES if given.only in suite.name]
     missing = []
     for suite in list(chosen):
         try:
@@ -40,11 +35,9 @@ def main() -> int:
             print(f"{suite.name} was not fetched, and does not run: {error}", file=sys.stderr)
             missing.append(suite)
             chosen.remove(suite)
-    if given.action == "fetch":
-        return int(bool(missing))
     rows: list[Row] = []
     for suite in chosen:
-        rows += run(suite) if given.action == "run" else results(suite)
+        rows += run(suite)
         if left_out := lost(suite):
             print(f"{suite.name}: did not run on our loop: {left_out}", file=sys.stderr)
             missing.append(suite)
@@ -59,9 +52,7 @@ def main() -> int:
         print(summary)
         (BUILD / f"{name}.md").write_text(f"{summary}\n\n{every_test(of)}\n")
         if given.write:
-            page = ROOT / "docs" / f"{name}.md"
-            head, mark, _ = page.read_text().partition(MARK)
-            page.write_text(f"{head}{mark}\n{summary}\n")
+            write_page(name, summary)
     return int(bool(missing) or any(row.is_difference for row in rows))
 
 

@@ -1,7 +1,8 @@
 """The suites, and why some of their tests do not apply."""
 
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+
+from tests.suites.common import reason
 
 __all__ = ("DEPARTURES", "SUITES", "Suite")
 
@@ -21,7 +22,6 @@ class Suite:
         arguments: what pytest is given: files, modules and options.
         packages: what the tests import besides the project itself.
         gateway: whether blocking sockets of the tests are peers (see in_suite/gateway.py).
-        is_quick: whether `--quick` runs it.
         reasons: for a pattern of test names, why it fails on our loop, or on both.
     """
 
@@ -34,12 +34,11 @@ class Suite:
     page: str = "streams-suites"
     plugin: str = "in_suite.plugin"
     gateway: bool = True
-    is_quick: bool = True
     reasons: dict[str, str] = field(default_factory=dict)
 
     def reason(self, test: str) -> str | None:
         """Why this test does not apply, or None."""
-        return next((why for each, why in self.reasons.items() if fnmatchcase(test, each)), None)
+        return reason(self.reasons, test)
 
 
 PEER = "compares the peer's address with a socket's; the gateway stands between"
@@ -146,7 +145,6 @@ SUITES: tuple[Suite, ...] = (
             "-paiohttp.pytest_plugin",
         ),
         packages=("pytest-mock",),
-        is_quick=False,
         reasons={
             "*test_abnormal_closure_when_server_does_not_receive*": AT_ONCE,
         },
@@ -163,7 +161,6 @@ SUITES: tuple[Suite, ...] = (
             "-paiohttp.pytest_plugin",
         ),
         packages=("pytest-mock",),
-        is_quick=False,
         reasons={"*test_tcp_connector_fingerprint_fail*": SOCKET},
     ),
     *(
@@ -176,7 +173,6 @@ SUITES: tuple[Suite, ...] = (
             page="dask",
             plugin="in_suite.dask",
             gateway=False,
-            is_quick=False,
             reasons=DISTRIBUTED,
         )
         for folder, file in (
@@ -210,7 +206,6 @@ SUITES: tuple[Suite, ...] = (
             "truststore",
             "httptools",
         ),
-        is_quick=False,
         reasons={
             "*test_request_than_limit_max_requests_warn_log*": LATER,
             "*test_limit_max_requests_jitter*": LATER,
@@ -231,7 +226,6 @@ SUITES: tuple[Suite, ...] = (
             page="valkey",
             plugin="in_suite.valkey_client",
             gateway=False,
-            is_quick=False,
         )
         for file in (
             "test_commands",
@@ -260,7 +254,6 @@ SUITES: tuple[Suite, ...] = (
         revision="26d48e0634e6ee9cdc0533996db289ce4b430177",  # 0.28.1
         packages=("trustme",),
         gateway=False,
-        is_quick=False,
     ),
     Suite(
         "websockets",
@@ -274,7 +267,6 @@ SUITES: tuple[Suite, ...] = (
         ),
         repository="https://github.com/python-websockets/websockets",
         revision="04e599ca3caad2c5bb3fa8eaf24066fd270e90a7",  # after 17.0.1
-        is_quick=False,
         reasons={
             "*ServerTests::test_timeout_before_handshake_request": ABORTED,
             "*SecureServerTests::test_timeout_during_tls_handshake": ABORTED,
@@ -291,6 +283,5 @@ SUITES: tuple[Suite, ...] = (
         repository="https://github.com/vmagamedov/grpclib",
         revision="0d27158f98aa939493009e6844576d81ec7d8254",  # 0.4.9
         packages=("protobuf", "googleapis-common-protos", "faker"),
-        is_quick=False,
     ),
 )

@@ -9,22 +9,17 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from aiordma.cli.exec import FOLDER
-from tests.suites.sources import fetch_commit
+from tests.suites.common import BUILD, fetch_commit, reason, write_page
 
 __all__ = ("main",)
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "suites"
 SOURCES = BUILD / "rdma-core"
 REPOSITORY = "https://github.com/linux-rdma/rdma-core"
 REVISION = "91392a91eb41affee3bd75dc7d03eb86b4854aea"
 """The commit v44.0: Debian 12 has that version of pyverbs."""
-PAGE = ROOT / "docs" / "exec.md"
-MARK = "<!-- from here on written by make suites -->\n"
 SECONDS = 600
 DEVICES = ("software", "software_roce")
 
@@ -75,16 +70,15 @@ def run(device: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def reason(row: dict[str, str]) -> str | None:
+def why(row: dict[str, str]) -> str | None:
     """Return why a test fails, or None if that is not known."""
-    text = f"{row['test']}: {row['why']}"
-    return next((why for pattern, why in REASONS.items() if fnmatchcase(text, pattern)), None)
+    return reason(REASONS, f"{row['test']}: {row['why']}")
 
 
 def summary(device: str, rows: list[dict[str, str]]) -> str:
     """Return the results, in Markdown."""
     outcomes = Counter(row["outcome"] for row in rows)
-    failed = Counter(str(reason(row)) for row in rows if row["outcome"] == "failed")
+    failed = Counter(str(why(row)) for row in rows if row["outcome"] == "failed")
     lines = [
         f"{len(rows)} tests of pyverbs 44 on `{device}`: {outcomes['passed']} passed, "
         f"{outcomes['failed']} failed, {outcomes['skipped']} skipped themselves, most of them "
@@ -92,7 +86,7 @@ def summary(device: str, rows: list[dict[str, str]]) -> str:
         "",
         f"| failed on {device} | tests |",
         "|---|---|",
-        *(f"| {why} | {count} |" for why, count in failed.most_common()),
+        *(f"| {each} | {count} |" for each, count in failed.most_common()),
     ]
     return "\n".join(lines)
 
@@ -109,15 +103,14 @@ def main() -> int:
         row
         for rows in all_rows.values()
         for row in rows
-        if row["outcome"] == "failed" and reason(row) is None
+        if row["outcome"] == "failed" and why(row) is None
     ]
     for row in unknown:
         print(f"{row['test']}: {row['why']}", file=sys.stderr)
     text = "\n\n".join(summary(device, rows) for device, rows in all_rows.items())
     print(text)
     if "--write" in sys.argv:
-        head, mark, _ = PAGE.read_text().partition(MARK)
-        PAGE.write_text(f"{head}{mark}\n{text}\n")
+        write_page("exec", text)
     return int(bool(unknown))
 
 

@@ -11,12 +11,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from importlib.metadata import version
 from importlib.util import find_spec
 
-from tests.suites.runner import BUILD, PACKAGES, ROOT
-from tests.suites.sources import fetch_commit
+from tests.suites.common import BUILD, ROOT, fetch_commit, reason, write_page
+from tests.suites.runner import PACKAGES
 
 __all__ = ("main",)
 
@@ -26,8 +25,6 @@ REPOSITORY = "https://github.com/ray-project/ray"
 REVISION = f"refs/tags/ray-{version('ray')}"
 TENSORDICT = ("tensordict", "pyvers")
 """What the tests of torch's tensors import."""
-PAGE = ROOT / "docs" / "arrays.md"
-MARK = "<!-- from here on written by make suites -->\n"
 SECONDS = 3600
 EACH = 120
 """Seconds for one test."""
@@ -117,11 +114,6 @@ def run(name: str) -> Iterator[dict[str, str]]:
     yield from found.values()
 
 
-def reason(test: str) -> str | None:
-    """Return why a test fails, or None if that is not known."""
-    return next((why for each, why in REASONS.items() if fnmatchcase(test, each)), None)
-
-
 def summary(rows: dict[str, list[dict[str, str]]]) -> str:
     """Return the results, in Markdown."""
     lines = [
@@ -137,7 +129,7 @@ def summary(rows: dict[str, list[dict[str, str]]]) -> str:
     why: dict[str, list[str]] = {}
     for row in (row for of in rows.values() for row in of if row["outcome"] == "failed"):
         test = row["test"].partition("::")[2].partition("[")[0].removeprefix("test_")
-        of_reason = why.setdefault(str(reason(row["test"])), [])
+        of_reason = why.setdefault(str(reason(REASONS, row["test"])), [])
         if test not in of_reason:
             of_reason.append(test)
     lines += ["", "| why they fail | tests, each `test_...` |", "|---|---|"]
@@ -158,15 +150,14 @@ def main() -> int:
         row
         for of in rows.values()
         for row in of
-        if row["outcome"] not in ("passed", "skipped") and reason(row["test"]) is None
+        if row["outcome"] not in ("passed", "skipped") and reason(REASONS, row["test"]) is None
     ]
     for row in unknown:
         print(f"{row['test']}: {row['outcome']}: {row['why']}", file=sys.stderr)
     text = summary(rows)
     print(text)
     if "--write" in sys.argv and len(names) == len(SUBSTITUTES):
-        head, mark, _ = PAGE.read_text().partition(MARK)
-        PAGE.write_text(f"{head}{mark}\n{text}\n")
+        write_page("arrays", text)
     return int(bool(unknown))
 
 

@@ -15,26 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from tests.suites.catalogue import DEPARTURES, SUITES, Suite
-from tests.suites.sources import fetch_commit
+from tests.suites.common import BUILD, ROOT, fetch_commit
 
 __all__ = (
-    "BUILD",
-    "ROOT",
+    "PACKAGES",
     "Row",
     "counts_of_comms",
     "counts_of_streams",
     "fetch",
-    "is_there",
     "lost",
     "reasons",
-    "results",
     "run",
     "every_test",
     "versions",
 )
 
-ROOT = Path(__file__).parents[2]
-BUILD = ROOT / "build" / "suites"
 PACKAGES = BUILD / "packages"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 DEBIAN = BUILD / "debian" / "usr" / "lib" / f"python{PYTHON}" / "test"
@@ -97,7 +92,7 @@ def _sources(suite: Suite) -> Path:
     return BUILD / suite.source
 
 
-def is_there(suite: Suite) -> bool:
+def _is_there(suite: Suite) -> bool:
     """Whether `fetch` has fetched it."""
     parts = {"apt": DEBIAN}
     there = parts.get(suite.source, _sources(suite) / (".fetched" if suite.revision else "tests"))
@@ -110,7 +105,7 @@ def fetch(suite: Suite) -> None:
     Raises:
         subprocess.CalledProcessError: the registry or the archive does not have them.
     """
-    if is_there(suite):
+    if _is_there(suite):
         return
     BUILD.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -154,7 +149,7 @@ def _report(suite: Suite, loop: str) -> Path:
     return BUILD / f"{suite.name.replace(' ', '-')}-{loop}.jsonl"
 
 
-def _run_on(suite: Suite, loop: str, arguments: list[str]) -> None:
+def _run_on(suite: Suite, loop: str) -> None:
     report = _report(suite, loop)
     report.unlink(missing_ok=True)
     folder = _sources(suite)
@@ -182,7 +177,7 @@ def _run_on(suite: Suite, loop: str, arguments: list[str]) -> None:
     with open(report.with_suffix(".log"), "w") as log:
         while True:
             subprocess.run(
-                [*command, *suite.arguments, *arguments],
+                [*command, *suite.arguments],
                 cwd=folder,
                 env=environment,
                 stdout=log,
@@ -206,27 +201,15 @@ def _bare(test: str) -> str:
     return test.partition("[")[0]
 
 
-def run(suite: Suite, arguments: list[str] | None = None) -> list[Row]:
+def run(suite: Suite) -> list[Row]:
     """Run the suite on our loop, and then on asyncio's.
-
-    Args:
-        arguments: more of them for pytest.
 
     Raises:
         subprocess.TimeoutExpired: the suite did not end.
         FileNotFoundError: pytest collected nothing; its log is beside the report.
     """
     for loop in ("ours", "stock"):
-        _run_on(suite, loop, arguments or [])
-    return results(suite)
-
-
-def results(suite: Suite) -> list[Row]:
-    """Return what the last run of the suite reported.
-
-    Raises:
-        FileNotFoundError: it has not run.
-    """
+        _run_on(suite, loop)
     ours, stock = (_read(_report(suite, loop)) for loop in ("ours", "stock"))
     # A test with one random parameter has another name in each run.
     names = Counter(map(_bare, stock))

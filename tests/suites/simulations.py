@@ -12,10 +12,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.suites.common import BUILD, ROOT, fetch_commit
+
 __all__ = ("main",)
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "suites"
 OLDEST = "(3, 12, 3)"  # before, asyncio's streams raise what a cancelled handler has raised
 NAMES = ("python3.14", "python3.13", "python3.12")
 PACKAGES = ("simloop==0.2.2", "simloom==0.5.0", "pytest", "pytest-timeout")
@@ -67,12 +67,7 @@ def fetch(example: Example) -> Path:
     """Fetch the project's repository; return the folder that has it."""
     folder = BUILD / example.simulation
     if not (folder / example.folder).exists():
-        for command in (
-            ("init", "-q", str(folder)),
-            ("-C", str(folder), "fetch", "-q", "--depth=1", example.repository, example.revision),
-            ("-C", str(folder), "checkout", "-qf", "FETCH_HEAD"),
-        ):
-            subprocess.run(["git", *command], check=True)
+        fetch_commit(folder, example.repository, example.revision)
     return folder
 
 

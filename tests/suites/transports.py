@@ -19,14 +19,11 @@ from pathlib import Path
 from aiordma.cli.exec import FOLDER
 from aiordma.verbs import Device
 from tests.ports import free_port
-from tests.suites.sources import fetch_commit
+from tests.suites.common import BUILD, ROOT, fetch_commit, write_page
 from tests.vm import packages
 
 __all__ = ("main",)
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "suites"
-PAGE = ROOT / "docs" / "exec.md"
 MARK = "<!-- written by make suites up to rdma-core's own tests -->\n"
 NEXT = "## rdma-core's own tests\n"
 DEVICE = "software_roce"
@@ -287,9 +284,7 @@ def main() -> int:
     text = "\n".join(lines)
     print(text)
     if "--write" in sys.argv and not broken:
-        head, mark, rest = PAGE.read_text().partition(MARK)
-        _, following, tail = rest.partition(NEXT)
-        PAGE.write_text(f"{head}{mark}\n{text}\n\n{following}{tail}")
+        write_page("exec", text, MARK, NEXT)
     return int(broken > 0 or any(each.failed for each in outcomes))
 
 

@@ -20,18 +20,16 @@ from pathlib import Path
 
 from aiordma.cli.exec import FOLDER
 from tests.ports import free_port
+from tests.suites.common import BUILD, write_page
 from tests.vm import packages
 from tests.vm.report import TestBedError
 from tests.vm.valkey import OPTIONS
 
 __all__ = ("main",)
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "suites"
 SOURCES = BUILD / "valkey-rdma"
 RELEASE = "forky"
 IN_SUITE = Path(__file__).parent / "in_suite"
-PAGE = ROOT / "docs" / "exec.md"
 MARK = "<!-- written by make suites up to the next heading -->\n"
 SECONDS = 400
 """For each of the three programs of tests."""
@@ -291,9 +289,7 @@ def main() -> int:
     (BUILD / "valkey-rdma.md").write_text(f"{text}\n\n| | test | |\n|---|---|---|\n{every}\n")
     print(text)
     if "--write" in sys.argv:
-        head, mark, rest = PAGE.read_text().partition(MARK)
-        _, heading, rest = rest.partition("\n## ")
-        PAGE.write_text(f"{head}{mark}\n{text}\n{heading}{rest}")
+        write_page("exec", text, MARK, "## ")
     return int(bool(failed))
 
 
