@@ -1,7 +1,7 @@
 """A scenario for each await of the public API: what was cancelled, and what its docstring promises
 for that. test_every_await.py compares the table with the package."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -41,15 +41,25 @@ ASYNCIO: list[Any] = []
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 
 
-def of(*names: str, needs: str = "", on: list[Any] = PARAMETERS) -> Callable[[Scenario], Scenario]:
+def of(
+    *names: str, ways: Sequence[Any] = (), needs: str = "", on: list[Any] = PARAMETERS
+) -> Callable[[Callable[..., Awaitable[None]]], Scenario]:
     """Decorate the scenario of these functions.
 
     Args:
+        ways: it runs once for each of them, which is its second argument.
         needs: the capability of the device that it needs.
         on: PARAMETERS, or ASYNCIO.
     """
 
-    def decorate(scenario: Scenario) -> Scenario:
+    def decorate(function: Callable[..., Awaitable[None]]) -> Scenario:
+        async def in_each_way(cut: Cut) -> None:
+            for way in ways:
+                own = Cut(cut.at, cut.mode)
+                await function(own, way)
+                cut.reached |= own.reached
+
+        scenario: Scenario = in_each_way if ways else function
         marks = [pytest.mark.capability(needs)] if needs else []
         SCENARIOS.update(dict.fromkeys(names, scenario))
         on.append(pytest.param(scenario, id=names[0], marks=marks))
@@ -163,25 +173,30 @@ async def request(cut: Cut) -> None:
         assert await works(client, server, b"cut") == [b"cut"]
 
 
-@of("Connection.receive", "Connection.receive_message", "Connection.receive_view")
-async def receive(cut: Cut) -> None:
-    async def view(connection: aiordma.Connection) -> bytes:
+async def received(connection: aiordma.Connection, way: str) -> bytes:
+    """Receive a message in one of three ways."""
+    if way == "view":
         async with connection.receive_view() as view:
             return bytes(view)
-
-    async def message(connection: aiordma.Connection) -> bytes:
+    if way == "message":
         return (await connection.receive_message()).data
+    return await connection.receive()
 
-    for way in (aiordma.Connection.receive, message, view):
-        own = Cut(cut.at, cut.mode)
-        async with connected() as (client, server):
-            async with anyio.create_task_group() as group:
-                group.start_soon(send_to_waiting, client, b"cut")
-                found = await own.run(way(server))
-            permitted = [b"cut"] if found is CANCELLED else []
-            assert await works(client, server, *permitted) == permitted  # no message is lost
-            assert found in (b"cut", CANCELLED)
-        cut.reached |= own.reached
+
+@of(
+    "Connection.receive",
+    "Connection.receive_message",
+    "Connection.receive_view",
+    ways=("plain", "message", "view"),
+)
+async def receive(cut: Cut, way: str) -> None:
+    async with connected() as (client, server):
+        async with anyio.create_task_group() as group:
+            group.start_soon(send_to_waiting, client, b"cut")
+            found = await cut.run(received(server, way))
+        permitted = [b"cut"] if found is CANCELLED else []
+        assert await works(client, server, *permitted) == permitted  # no message is lost
+        assert found in (b"cut", CANCELLED)
 
 
 @of("Connection.send_eof")
@@ -269,21 +284,21 @@ async def read_bytes(cut: Cut) -> None:
         assert found in (theirs.cells[2].contents, CANCELLED)
 
 
-@of("Connection.fetch_add", "Connection.compare_swap", needs="atomics")
-async def atomics(cut: Cut) -> None:
-    access = _REMOTE | Access.REMOTE_ATOMIC
-    for name in ("fetch_add", "compare_swap"):
-        own = Cut(cut.at, cut.mode)
-        async with connected() as (client, server):
-            region = server.register(bytearray(8), access)
-            call: Any = getattr(client, name)
-            arguments = [1] if name == "fetch_add" else [0, 1]
-            found = await own.run(call(region.remote(), *arguments))
-            after = await client.fetch_add(region.remote(), 0)
-            assert found in (0, CANCELLED)
-            assert after == 1 if found == 0 else after in (0, 1)
-            await works(client, server)
-        cut.reached |= own.reached
+@of(
+    "Connection.fetch_add",
+    "Connection.compare_swap",
+    needs="atomics",
+    ways=(("fetch_add", 1), ("compare_swap", 0, 1)),
+)
+async def atomics(cut: Cut, call: tuple[Any, ...]) -> None:
+    name, *arguments = call
+    async with connected() as (client, server):
+        region = server.register(bytearray(8), _REMOTE | Access.REMOTE_ATOMIC)
+        found = await cut.run(getattr(client, name)(region.remote(), *arguments))
+        after = await client.fetch_add(region.remote(), 0)
+        assert found in (0, CANCELLED)
+        assert after == 1 if found == 0 else after in (0, 1)
+        await works(client, server)
 
 
 @of("Connection.register_in_thread")
@@ -299,20 +314,22 @@ async def register_in_thread(cut: Cut) -> None:
 # -- windows and grants ---------------------------------------------------------------------------
 
 
-@of("Connection.open_window", "Connection.bind", needs="memory_windows")
-async def bind(cut: Cut) -> None:
-    for name in ("open_window", "bind"):
-        own = Cut(cut.at, cut.mode)
-        async with connected() as (client, server):
-            region = client.register(bytearray(64), _REMOTE | Access.MW_BIND | Access.LOCAL_WRITE)
-            call: Any = getattr(client, name)
-            arguments = [] if name == "open_window" else [region[:], _REMOTE]
-            window = await own.run(call(*arguments))
-            await works(client, server)
-            if window is not CANCELLED:
-                window.close()
-            region.close()  # in use by nothing
-        cut.reached |= own.reached
+@of(
+    "Connection.open_window",
+    "Connection.bind",
+    needs="memory_windows",
+    ways=("open_window", "bind"),
+)
+async def bind(cut: Cut, name: str) -> None:
+    async with connected() as (client, server):
+        region = client.register(bytearray(64), _REMOTE | Access.MW_BIND | Access.LOCAL_WRITE)
+        call: Any = getattr(client, name)
+        arguments = [] if name == "open_window" else [region[:], _REMOTE]
+        window = await cut.run(call(*arguments))
+        await works(client, server)
+        if window is not CANCELLED:
+            window.close()
+        region.close()  # in use by nothing
 
 
 @of("Connection.revoke", needs="memory_windows")
@@ -327,86 +344,93 @@ async def revoke(cut: Cut) -> None:
         region.close()
 
 
-@of("Connection.grant", "Grant.aclose", "Grant.ended")
-async def grant(cut: Cut) -> None:
-    for name in ("grant", "__aexit__", "aclose", "ended"):
-        own = Cut(cut.at, cut.mode)
-        async with connected() as (client, server):
-            buffer = bytearray(64)
-            opening = client.grant(buffer, _REMOTE)
-            if name == "grant":
-                granted = await own.run(opening)
-                await works(client, server)
-                await close(granted)
-            else:
-                granted = await opening
-                if name == "ended":
-                    async with anyio.create_task_group() as group:
-                        group.start_soon(own.run, granted.ended())
-                        await anyio.wait_all_tasks_blocked()
-                        assert granted.is_active
-                        group.start_soon(granted.aclose)
-                elif name == "aclose":
-                    await own.run(granted.aclose())
-                else:
-                    await own.run(granted.__aexit__(None, None, None))
-                assert not granted.is_active
-                await granted.ended()
-            buffer.append(1)  # held by nothing
+@of(
+    "Connection.grant",
+    "Grant.aclose",
+    "Grant.ended",
+    ways=("grant", "__aexit__", "aclose", "ended"),
+)
+async def grant(cut: Cut, name: str) -> None:
+    async with connected() as (client, server):
+        buffer = bytearray(64)
+        opening = client.grant(buffer, _REMOTE)
+        if name == "grant":
+            granted = await cut.run(opening)
             await works(client, server)
-        cut.reached |= own.reached
+            await close(granted)
+        else:
+            granted = await opening
+            if name == "ended":
+                async with anyio.create_task_group() as group:
+                    group.start_soon(cut.run, granted.ended())
+                    await anyio.wait_all_tasks_blocked()
+                    assert granted.is_active
+                    group.start_soon(granted.aclose)
+            elif name == "aclose":
+                await cut.run(granted.aclose())
+            else:
+                await cut.run(granted.__aexit__(None, None, None))
+            assert not granted.is_active
+            await granted.ended()
+        buffer.append(1)  # held by nothing
+        await works(client, server)
 
 
 # -- opening --------------------------------------------------------------------------------------
 
 
-@of("connect", "Opening.__aenter__", "Opening.__aexit__")
-async def connect(cut: Cut) -> None:
-    for way in ("__await__", "__aenter__", "__aexit__"):
-        own = Cut(cut.at, cut.mode)
-        async with (
-            await aiordma.listen(ADDRESS, 0) as listener,
-            anyio.create_task_group() as group,
-        ):
-            group.start_soon(listener.serve, until_the_peer_ends)
-            opening = aiordma.connect(ADDRESS, listener.port)
-            if way == "__await__":
-                await close(await own.run(opening))
-            elif way == "__aenter__":
-                await close(await own.run(opening.__aenter__()))
-            else:
-                connection = await opening.__aenter__()
-                await own.run(opening.__aexit__(None, None, None))
-                await until(lambda each=connection: is_closed(each))  # type: ignore[misc]
-            group.cancel_scope.cancel()
-        cut.reached |= own.reached
+@of(
+    "connect",
+    "Opening.__aenter__",
+    "Opening.__aexit__",
+    ways=("__await__", "__aenter__", "__aexit__"),
+)
+async def connect(cut: Cut, way: str) -> None:
+    async with (
+        await aiordma.listen(ADDRESS, 0) as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, until_the_peer_ends)
+        opening = aiordma.connect(ADDRESS, listener.port)
+        if way == "__await__":
+            await close(await cut.run(opening))
+        elif way == "__aenter__":
+            await close(await cut.run(opening.__aenter__()))
+        else:
+            connection = await opening.__aenter__()
+            await cut.run(opening.__aexit__(None, None, None))
+            await until(lambda: is_closed(connection))
+        group.cancel_scope.cancel()
 
 
-@of("open_rails", "Rails.write_blocks", "Rails.read_blocks", "Rails.aclose")
-async def rails(cut: Cut) -> None:
-    for way in ("open", "write_blocks", "read_blocks", "aclose"):
-        own = Cut(cut.at, cut.mode)
-        async with (
-            await aiordma.listen(ADDRESS, 0) as listener,
-            anyio.create_task_group() as group,
-        ):
-            group.start_soon(listener.serve, offer_memory)
-            opening = aiordma.open_rails([(ADDRESS, listener.port)] * 2)
-            if way == "open":
-                await close(await own.run(opening))
+@of(
+    "open_rails",
+    "Rails.write_blocks",
+    "Rails.read_blocks",
+    "Rails.aclose",
+    ways=("open", "write_blocks", "read_blocks", "aclose"),
+)
+async def rails(cut: Cut, way: str) -> None:
+    async with (
+        await aiordma.listen(ADDRESS, 0) as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, offer_memory)
+        opening = aiordma.open_rails([(ADDRESS, listener.port)] * 2)
+        if way == "open":
+            await close(await cut.run(opening))
+        else:
+            opened = await opening
+            blocks = [await blocks_of(each) for each in opened.connections]
+            if way == "aclose":
+                await cut.run(opened.aclose())
+                await until(lambda: all(map(is_closed, opened.connections)))
             else:
-                opened = await opening
-                blocks = [await blocks_of(each) for each in opened.connections]
-                if way == "aclose":
-                    await own.run(opened.aclose())
-                    await until(lambda each=opened: all(map(is_closed, each.connections)))  # type: ignore[misc]
-                else:
-                    await own.run(getattr(opened, way)(blocks))
-                    await opened.write_blocks(blocks)
-                    assert opened.broken == {}
-                    await opened.aclose()
-            group.cancel_scope.cancel()
-        cut.reached |= own.reached
+                await cut.run(getattr(opened, way)(blocks))
+                await opened.write_blocks(blocks)
+                assert opened.broken == {}
+                await opened.aclose()
+        group.cancel_scope.cancel()
 
 
 async def offer_memory(connection: aiordma.Connection) -> None:
@@ -424,36 +448,35 @@ async def blocks_of(connection: aiordma.Connection) -> aiordma.Blocks:
     return aiordma.Blocks(local, remote, range(0, 64, 8), range(56, -8, -8), 8)
 
 
-@of("prepare_connection", "Connection.establish")
-async def prepare(cut: Cut) -> None:
-    for way in ("prepare", "establish"):
-        own = Cut(cut.at, cut.mode)
-        async with (
-            await aiordma.listen(ADDRESS, 0) as listener,
-            anyio.create_task_group() as group,
-        ):
-            group.start_soon(listener.serve, until_the_peer_ends)
-            opening = aiordma.prepare_connection(ADDRESS, listener.port)
-            if way == "prepare":
-                await close(await own.run(opening))
-            else:
-                connection = await opening
-                done = await own.run(connection.establish())
-                if done is CANCELLED:
-                    with pytest.raises(aiordma.ClosedError):
-                        connection.post_send(b"x")
-                await connection.aclose()
-            group.cancel_scope.cancel()
-        cut.reached |= own.reached
+@of("prepare_connection", "Connection.establish", ways=("prepare", "establish"))
+async def prepare(cut: Cut, way: str) -> None:
+    async with (
+        await aiordma.listen(ADDRESS, 0) as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, until_the_peer_ends)
+        opening = aiordma.prepare_connection(ADDRESS, listener.port)
+        if way == "prepare":
+            await close(await cut.run(opening))
+        else:
+            connection = await opening
+            done = await cut.run(connection.establish())
+            if done is CANCELLED:
+                with pytest.raises(aiordma.ClosedError):
+                    connection.post_send(b"x")
+            await connection.aclose()
+        group.cancel_scope.cancel()
 
 
-@of("listen", "open_domain", "open_shared_receive")
-async def opening(cut: Cut) -> None:
-    for call in (aiordma.listen, aiordma.open_domain, aiordma.open_shared_receive):
-        own = Cut(cut.at, cut.mode)
-        function: Any = call
-        await close(await own.run(function(ADDRESS)))
-        cut.reached |= own.reached
+@of(
+    "listen",
+    "open_domain",
+    "open_shared_receive",
+    ways=(aiordma.listen, aiordma.open_domain, aiordma.open_shared_receive),
+)
+async def opening(cut: Cut, call: Any) -> None:
+    function: Any = call
+    await close(await cut.run(function(ADDRESS)))
 
 
 @of("resolve", "devices")
@@ -484,43 +507,36 @@ async def aclose(cut: Cut) -> None:
         cut.reached |= ended.reached
 
 
-@of("Domain.aclose", "Domain.register_in_thread")
-async def domain(cut: Cut) -> None:
-    for name in ("aclose", "__aexit__", "register_in_thread"):
-        own = Cut(cut.at, cut.mode)
-        opened = await aiordma.open_domain(ADDRESS)
-        buffer = bytearray(4096)
-        if name == "aclose":
-            await own.run(opened.aclose())
-        elif name == "__aexit__":
-            await own.run(opened.__aexit__(None, None, None))
-        else:
-            region = await own.run(opened.register_in_thread(buffer))
-            if region is CANCELLED:
-                buffer.append(1)
-        await opened.aclose()
-        cut.reached |= own.reached
-
-
 @of(
-    "SharedReceiveQueue.aclose",
-    "SharedReceiveQueue.limit",
+    "Domain.aclose", "Domain.register_in_thread", ways=("aclose", "__aexit__", "register_in_thread")
 )
-async def shared_receive(cut: Cut) -> None:
-    for name in ("aclose", "__aexit__", "limit"):
-        own = Cut(cut.at, cut.mode)
-        opened = await aiordma.open_shared_receive(ADDRESS, depth=8, buffers=4)
-        if name == "aclose":
-            await own.run(opened.aclose())
-        elif name == "__aexit__":
-            await own.run(opened.__aexit__(None, None, None))
-        else:
-            with anyio.move_on_after(0.02):
-                await own.run(opened.limit(2))
-            with anyio.move_on_after(0.001):  # armed again: nothing is left of the first one
-                await opened.limit(3)
-        await opened.aclose()
-        cut.reached |= own.reached
+async def domain(cut: Cut, name: str) -> None:
+    opened = await aiordma.open_domain(ADDRESS)
+    buffer = bytearray(4096)
+    if name == "aclose":
+        await cut.run(opened.aclose())
+    elif name == "__aexit__":
+        await cut.run(opened.__aexit__(None, None, None))
+    else:
+        region = await cut.run(opened.register_in_thread(buffer))
+        if region is CANCELLED:
+            buffer.append(1)
+    await opened.aclose()
+
+
+@of("SharedReceiveQueue.aclose", "SharedReceiveQueue.limit", ways=("aclose", "__aexit__", "limit"))
+async def shared_receive(cut: Cut, name: str) -> None:
+    opened = await aiordma.open_shared_receive(ADDRESS, depth=8, buffers=4)
+    if name == "aclose":
+        await cut.run(opened.aclose())
+    elif name == "__aexit__":
+        await cut.run(opened.__aexit__(None, None, None))
+    else:
+        with anyio.move_on_after(0.02):
+            await cut.run(opened.limit(2))
+        with anyio.move_on_after(0.001):  # armed again: nothing is left of the first one
+            await opened.limit(3)
+    await opened.aclose()
 
 
 @of("SharedReceiveQueue.resize", needs="srq_resize")
@@ -560,12 +576,14 @@ async def _accepting(cut: Cut, way: str) -> None:
         await server.aclose()
 
 
-@of("Listener.accept", "Listener.__anext__", "Listener.request")
-async def accept(cut: Cut) -> None:
-    for way in ("accept", "__anext__", "request"):
-        own = Cut(cut.at, cut.mode)
-        await _accepting(own, way)
-        cut.reached |= own.reached
+@of(
+    "Listener.accept",
+    "Listener.__anext__",
+    "Listener.request",
+    ways=("accept", "__anext__", "request"),
+)
+async def accept(cut: Cut, way: str) -> None:
+    await _accepting(cut, way)
 
 
 @of("Listener.serve", "Listener.aclose")
@@ -623,37 +641,37 @@ async def _requested(cut: Cut, way: str) -> None:
     "ConnectionRequest.prepare",
     "ConnectionRequest.reject",
     "ConnectionRequest.aclose",
+    ways=("accept", "prepare", "reject", "aclose"),
 )
-async def requested(cut: Cut) -> None:
-    for way in ("accept", "prepare", "reject", "aclose"):
-        own = Cut(cut.at, cut.mode)
-        await _requested(own, way)
-        cut.reached |= own.reached
+async def requested(cut: Cut, way: str) -> None:
+    await _requested(cut, way)
 
 
-@of("Reconnecting.__anext__", "Session.aclose", "Session.__aexit__")
-async def reconnecting(cut: Cut) -> None:
-    for way in ("__anext__", "aclose", "__aexit__"):
-        own = Cut(cut.at, cut.mode)
-        async with (
-            await aiordma.listen(ADDRESS, 0) as listener,
-            anyio.create_task_group() as group,
-        ):
-            group.start_soon(listener.serve, until_the_peer_ends)
-            sessions = aiordma.reconnecting(ADDRESS, listener.port)
-            if way == "__anext__":
-                session = await own.run(sessions.__anext__())
+@of(
+    "Reconnecting.__anext__",
+    "Session.aclose",
+    "Session.__aexit__",
+    ways=("__anext__", "aclose", "__aexit__"),
+)
+async def reconnecting(cut: Cut, way: str) -> None:
+    async with (
+        await aiordma.listen(ADDRESS, 0) as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, until_the_peer_ends)
+        sessions = aiordma.reconnecting(ADDRESS, listener.port)
+        if way == "__anext__":
+            session = await cut.run(sessions.__anext__())
+        else:
+            session = await sessions.__anext__()
+            connection = await session.__aenter__()
+            if way == "aclose":
+                await cut.run(session.aclose())
             else:
-                session = await sessions.__anext__()
-                connection = await session.__aenter__()
-                if way == "aclose":
-                    await own.run(session.aclose())
-                else:
-                    await own.run(session.__aexit__(None, None, None))
-                await until(lambda each=connection: is_closed(each))  # type: ignore[misc]
-            await close(session)
-            group.cancel_scope.cancel()
-        cut.reached |= own.reached
+                await cut.run(session.__aexit__(None, None, None))
+            await until(lambda: is_closed(connection))
+        await close(session)
+        group.cancel_scope.cancel()
 
 
 # -- datagrams ------------------------------------------------------------------------------------
@@ -676,37 +694,35 @@ async def datagram_opening(cut: Cut) -> None:
     "Datagram.receive",
     "Datagram.register_in_thread",
     needs="datagrams",
+    ways=("resolve", "send", "sendv", "receive", "register_in_thread"),
 )
-async def datagram(cut: Cut) -> None:
-    for way in ("resolve", "send", "sendv", "receive", "register_in_thread"):
-        own = Cut(cut.at, cut.mode)
-        async with (
-            aiordma.open_datagram(ADDRESS) as one,
-            aiordma.open_datagram(ADDRESS) as other,
-        ):
-            call = one.resolve(ADDRESS, other.port)
-            peer = await (own.run(call) if way == "resolve" else call)
-            if peer is CANCELLED:
-                peer = await one.resolve(ADDRESS, other.port)
-            found: list[bytes] = []
-            if way == "send":
-                await own.run(one.send(b"cut", peer))
-            elif way == "sendv":
-                await own.run(one.sendv([b"c", b"ut"], peer))
-            elif way == "receive":
-                await one.send(b"cut", peer)
-                message = await own.run(other.receive())
-                found += [] if message is CANCELLED else [message.data]
-            elif way == "register_in_thread":
-                buffer = bytearray(4096)
-                if await own.run(one.register_in_thread(buffer)) is CANCELLED:
-                    buffer.append(1)
-            await one.send(b"last", peer)
-            while not found or found[-1] != b"last":
-                found.append((await other.receive()).data)
-            assert found in ([b"last"], [b"cut", b"last"])
-            assert way != "receive" or len(found) == 2
-        cut.reached |= own.reached
+async def datagram(cut: Cut, way: str) -> None:
+    async with (
+        aiordma.open_datagram(ADDRESS) as one,
+        aiordma.open_datagram(ADDRESS) as other,
+    ):
+        call = one.resolve(ADDRESS, other.port)
+        peer = await (cut.run(call) if way == "resolve" else call)
+        if peer is CANCELLED:
+            peer = await one.resolve(ADDRESS, other.port)
+        found: list[bytes] = []
+        if way == "send":
+            await cut.run(one.send(b"cut", peer))
+        elif way == "sendv":
+            await cut.run(one.sendv([b"c", b"ut"], peer))
+        elif way == "receive":
+            await one.send(b"cut", peer)
+            message = await cut.run(other.receive())
+            found += [] if message is CANCELLED else [message.data]
+        elif way == "register_in_thread":
+            buffer = bytearray(4096)
+            if await cut.run(one.register_in_thread(buffer)) is CANCELLED:
+                buffer.append(1)
+        await one.send(b"last", peer)
+        while not found or found[-1] != b"last":
+            found.append((await other.receive()).data)
+        assert found in ([b"last"], [b"cut", b"last"])
+        assert way != "receive" or len(found) == 2
 
 
 @of("DatagramReceive.__await__", needs="datagrams")

@@ -54,46 +54,44 @@ async def read_until_eof(stream: Stream) -> None:
 # -- streams --------------------------------------------------------------------------------------
 
 
-@of("Stream.receive", "Stream.receive_into")
-async def stream_receive(cut: Cut) -> None:
-    async def into(stream: Stream) -> bytes:
-        buffer = bytearray(3)
-        return bytes(buffer[: await stream.receive_into(buffer)])
-
-    for way in (Stream.receive, into):
-        own = Cut(cut.at, cut.mode)
-        async with stream_ends() as (client, server):
-            async with anyio.create_task_group() as group:
-                group.start_soon(send_to_waiting, client, b"cut")
-                found = await own.run(way(server))
-            await client.send(b"last")
-            lost = 0 if found is CANCELLED else len(found)
-            rest = await exactly(server, 7 - lost)  # no byte is lost
-            assert (b"" if found is CANCELLED else found) + rest == b"cutlast"
-        cut.reached |= own.reached
+async def received(stream: Stream, way: str) -> bytes:
+    """Receive what has arrived, up to three bytes."""
+    if way == "receive":
+        return await stream.receive()
+    buffer = bytearray(3)
+    return bytes(buffer[: await stream.receive_into(buffer)])
 
 
-@of("Stream.send")
-async def stream_send(cut: Cut) -> None:
-    for length in (3, 5 * RING):  # the longer one waits for the peer
-        own = Cut(cut.at, cut.mode)
-        data = os.urandom(length)
-        async with stream_ends() as (client, server), anyio.create_task_group() as group:
-            found: list[bytes] = []
+@of("Stream.receive", "Stream.receive_into", ways=("receive", "receive_into"))
+async def stream_receive(cut: Cut, way: str) -> None:
+    async with stream_ends() as (client, server):
+        async with anyio.create_task_group() as group:
+            group.start_soon(send_to_waiting, client, b"cut")
+            found = await cut.run(received(server, way))
+        await client.send(b"last")
+        lost = 0 if found is CANCELLED else len(found)
+        rest = await exactly(server, 7 - lost)  # no byte is lost
+        assert (b"" if found is CANCELLED else found) + rest == b"cutlast"
 
-            async def receive(stream: Stream = server, into: list[bytes] = found) -> None:
-                into.append(await until_eof(stream))
 
-            group.start_soon(receive)
-            sent = await own.run(client.send(data))
-            await client.send(b"last")
-            await client.send_eof()
-            await until(lambda each=found: bool(each))  # type: ignore[misc]
-            part = found[0].removesuffix(b"last")
-            assert found[0] == part + b"last"
-            assert data.startswith(part)  # a part of the data, from its beginning
-            assert sent is CANCELLED or part == data
-        cut.reached |= own.reached
+@of("Stream.send", ways=(3, 5 * RING))  # the longer one waits for the peer
+async def stream_send(cut: Cut, length: int) -> None:
+    data = os.urandom(length)
+    async with stream_ends() as (client, server), anyio.create_task_group() as group:
+        found: list[bytes] = []
+
+        async def receive() -> None:
+            found.append(await until_eof(server))
+
+        group.start_soon(receive)
+        sent = await cut.run(client.send(data))
+        await client.send(b"last")
+        await client.send_eof()
+        await until(lambda: bool(found))
+        part = found[0].removesuffix(b"last")
+        assert found[0] == part + b"last"
+        assert data.startswith(part)  # a part of the data, from its beginning
+        assert sent is CANCELLED or part == data
 
 
 @of("Stream.wait_writable")
@@ -214,40 +212,34 @@ async def port_of(server: Any) -> int:
     return int(server.sockets[0].getsockname()[1])
 
 
-@of("create_connection", "open_connection", on=ASYNCIO)
-async def stream_open_connection(cut: Cut) -> None:
-    for way in ("create", "open"):
-        own = Cut(cut.at, cut.mode)
-        server = await streams.start_server(echo, ADDRESS, 0)
-        port = await port_of(server)
-        if way == "create":
-            made = await own.run(streams.create_connection(asyncio.Protocol, ADDRESS, port))
-            if made is not CANCELLED:
-                made[0].close()
-        else:
-            opened = await own.run(streams.open_connection(ADDRESS, port))
-            if opened is not CANCELLED:
-                opened[1].close()
-                await opened[1].wait_closed()
-        reader, writer = await streams.open_connection(ADDRESS, port)
-        writer.write(b"last")
-        assert await reader.readexactly(4) == b"last"
-        writer.close()
-        await writer.wait_closed()
-        await close_server(server)
-        cut.reached |= own.reached
+@of("create_connection", "open_connection", on=ASYNCIO, ways=("create", "open"))
+async def stream_open_connection(cut: Cut, way: str) -> None:
+    server = await streams.start_server(echo, ADDRESS, 0)
+    port = await port_of(server)
+    if way == "create":
+        made = await cut.run(streams.create_connection(asyncio.Protocol, ADDRESS, port))
+        if made is not CANCELLED:
+            made[0].close()
+    else:
+        opened = await cut.run(streams.open_connection(ADDRESS, port))
+        if opened is not CANCELLED:
+            opened[1].close()
+            await opened[1].wait_closed()
+    reader, writer = await streams.open_connection(ADDRESS, port)
+    writer.write(b"last")
+    assert await reader.readexactly(4) == b"last"
+    writer.close()
+    await writer.wait_closed()
+    await close_server(server)
 
 
-@of("create_server", "start_server", on=ASYNCIO)
-async def stream_create_server(cut: Cut) -> None:
-    for way in ("create", "start"):
-        own = Cut(cut.at, cut.mode)
-        if way == "create":
-            making: Any = streams.create_server(asyncio.Protocol, ADDRESS, 0)
-        else:
-            making = streams.start_server(echo, ADDRESS, 0)
-        await close_server(await own.run(making))
-        cut.reached |= own.reached
+@of("create_server", "start_server", on=ASYNCIO, ways=("create", "start"))
+async def stream_create_server(cut: Cut, way: str) -> None:
+    if way == "create":
+        making: Any = streams.create_server(asyncio.Protocol, ADDRESS, 0)
+    else:
+        making = streams.start_server(echo, ADDRESS, 0)
+    await close_server(await cut.run(making))
 
 
 @of(
@@ -255,49 +247,45 @@ async def stream_create_server(cut: Cut) -> None:
     "StreamServer.serve_forever",
     "StreamServer.wait_closed",
     on=ASYNCIO,
+    ways=("start_serving", "serve_forever", "wait_closed"),
 )
-async def stream_server(cut: Cut) -> None:
-    for way in ("start_serving", "serve_forever", "wait_closed"):
-        own = Cut(cut.at, cut.mode)
-        server = await streams.start_server(echo, ADDRESS, 0, start_serving=False)
-        if way == "start_serving":
-            await own.run(server.start_serving())
-        elif way == "serve_forever":
-            asyncio.get_running_loop().call_later(0.02, server.close)
-            with suppress(asyncio.CancelledError):
-                await own.run(server.serve_forever())
-            assert not server.is_serving()
-        else:
-            await server.start_serving()
-            reader, writer = await streams.open_connection(ADDRESS, await port_of(server))
-            writer.write(b"x")
-            assert await reader.readexactly(1) == b"x"
-            server.close()
-            asyncio.get_running_loop().call_later(0.02, writer.close)
-            await own.run(server.wait_closed())  # no effect on the server
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-        await close_server(server)
-        cut.reached |= own.reached
+async def stream_server(cut: Cut, way: str) -> None:
+    server = await streams.start_server(echo, ADDRESS, 0, start_serving=False)
+    if way == "start_serving":
+        await cut.run(server.start_serving())
+    elif way == "serve_forever":
+        asyncio.get_running_loop().call_later(0.02, server.close)
+        with suppress(asyncio.CancelledError):
+            await cut.run(server.serve_forever())
+        assert not server.is_serving()
+    else:
+        await server.start_serving()
+        reader, writer = await streams.open_connection(ADDRESS, await port_of(server))
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"
+        server.close()
+        asyncio.get_running_loop().call_later(0.02, writer.close)
+        await cut.run(server.wait_closed())  # no effect on the server
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+    await close_server(server)
 
 
 # -- aiordma.testing ------------------------------------------------------------------------------
 
 
-@of("connected_pair", "stream_pair", "serving_listener", "fabric")
-async def pairs(cut: Cut) -> None:
-    opening: dict[str, Any] = {
-        "connected_pair": lambda: testing.connected_pair(ADDRESS, DEVICE),
-        "stream_pair": lambda: testing.stream_pair(ADDRESS, DEVICE),
-        "serving_listener": lambda: testing.serving_listener(until_the_peer_ends, ADDRESS, DEVICE),
-        "fabric": lambda: testing.fabric(3, ADDRESS, DEVICE),
-    }
-    for make in opening.values():
-        own = Cut(cut.at, cut.mode)
+PAIRS: dict[str, Any] = {
+    "connected_pair": lambda: testing.connected_pair(ADDRESS, DEVICE),
+    "stream_pair": lambda: testing.stream_pair(ADDRESS, DEVICE),
+    "serving_listener": lambda: testing.serving_listener(until_the_peer_ends, ADDRESS, DEVICE),
+    "fabric": lambda: testing.fabric(3, ADDRESS, DEVICE),
+}
 
-        async def enter_and_leave(make: Any = make) -> None:
-            async with make():
-                await anyio.lowlevel.checkpoint()
 
-        await own.run(enter_and_leave())  # whatever was cancelled, both ends are closed
-        cut.reached |= own.reached
+@of(*PAIRS, ways=tuple(PAIRS))
+async def pairs(cut: Cut, name: str) -> None:
+    async def enter_and_leave() -> None:
+        async with PAIRS[name]():
+            await anyio.lowlevel.checkpoint()
+
+    await cut.run(enter_and_leave())  # whatever was cancelled, both ends are closed
