@@ -541,19 +541,10 @@ def completion_error(
     family = _BY_STATUS.get(status, WorkCompletionError)
     if family is FlushedError and peer_gone:
         family = PeerFlushedError
-    if family is RetryExceededError and retries is not None:
-        return RetryExceededError(
-            status,
-            request,
-            vendor_err=vendor_err,
-            qp_num=qp_num,
-            retry_count=retries[0],
-            ack_timeout=retries[1],
-            peer=peer,
-        )
-    if why:
-        return family(status, request, vendor_err=vendor_err, qp_num=qp_num, why=why, peer=peer)
-    return family(status, request, vendor_err=vendor_err, qp_num=qp_num, peer=peer)
+    own: dict[str, Any] = {"why": why}
+    if family is RetryExceededError:
+        own = dict(zip(("retry_count", "ack_timeout"), retries or (), strict=False))
+    return family(status, request, vendor_err=vendor_err, qp_num=qp_num, peer=peer, **own)
 
 
 # ---------------------------------------------------------------------------------------------

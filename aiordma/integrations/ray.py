@@ -166,7 +166,7 @@ class _Service:
     async def _connected(self, place: tuple[str, int]) -> Connection:
         async with self._connecting:
             known = self._connections.get(place)
-            if known is not None and known._endpoint.cause is not None:
+            if known is not None and known.cause is not None:
                 del self._connections[place]  # its source has gone, or another has its port
                 await known.aclose()
                 known = None
