@@ -296,25 +296,6 @@ async def test_every_use_of_a_closed_connection_says_that_it_is_closed() -> None
         assert not client.is_connected
 
 
-OPTIONS = {
-    "receive_buffers": (-1, 1 << 17),
-    "receive_size": (0, 1 << 31),
-    "peer_timeout": (0, 3601),
-    "keepalive": (0, 86401),
-}
-
-
-@one_loop
-@pytest.mark.parametrize("option", OPTIONS)
-async def test_options_out_of_range_are_refused_by_name(option: str) -> None:
-    for value in OPTIONS[option]:
-        given: dict[str, Any] = {option: value}
-        with pytest.raises(ValueError, match=f"{option}={value} is not in"):
-            await aiordma.connect("192.0.2.1", 1, **given)
-        with pytest.raises(ValueError, match=f"{option}={value} is not in"):
-            await aiordma.listen("192.0.2.1", 1, **given)
-
-
 @one_loop
 @pytest.mark.parametrize("name", ["initiator_depth", "responder_resources"])
 async def test_a_depth_beyond_the_device_is_refused_with_its_limit(device: Any, name: str) -> None:

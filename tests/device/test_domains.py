@@ -221,67 +221,6 @@ async def test_open_domain_finds_the_device_that_reaches_an_address() -> None:
         assert domain.register(bytearray(8)).length == 8
 
 
-# -- refused before C sees it ---------------------------------------------------------------------
-
-
-@pytest.mark.promise("A peer reaches the memory of its own domain only")
-@one_loop
-async def test_memory_of_another_domain_is_refused_before_the_post() -> None:
-    async with (
-        aiordma.open_domain(ADDRESS) as one,
-        aiordma.open_domain(ADDRESS) as other,
-        two_clients((one, one)) as (clients, servers),
-    ):
-        foreign = other.register(bytearray(64), REMOTE)
-        mine = one.register(bytearray(64), REMOTE)
-        server, client = servers[0], clients[0]
-        remote = client.register(bytearray(64), REMOTE).remote()
-        uses: list[Callable[[], object]] = [
-            lambda: server.post_send(foreign),
-            lambda: server.post_send(foreign[:4]),
-            lambda: server.post_sendv([mine[:4], foreign[:4]]),
-            lambda: server.post_sendv([b"copied", foreign[:4]]),
-            lambda: server.post_write(foreign, remote),
-            lambda: server.post_read(foreign, remote),
-            lambda: server.chain().post_send(foreign[:4]),
-        ]
-        for use in uses:
-            with pytest.raises(ValueError, match="another protection domain"):
-                use()
-        with pytest.raises(ValueError, match="another protection domain"):
-            await server.send(foreign)
-        await both_ways(client, server)
-
-
-@pytest.mark.promise("A peer reaches the memory of its own domain only")
-@one_loop
-async def test_a_receive_in_memory_of_another_domain_is_refused() -> None:
-    async with (
-        aiordma.open_domain(ADDRESS) as domain,
-        two_clients((None, None)) as (_, servers),
-    ):
-        foreign = domain.register(bytearray(64))
-        async with aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
-            with pytest.raises(ValueError, match="another protection domain"):
-                shared.post_srq_recv([foreign])
-        with pytest.raises(ValueError, match="another protection domain"):
-            servers[0].post_read(foreign, aiordma.RemoteMemory(0, 64, 1))
-
-
-@pytest.mark.promise("A peer reaches the memory of its own domain only")
-@one_loop
-@pytest.mark.capability("memory_windows")
-async def test_a_window_on_memory_of_another_domain_is_refused() -> None:
-    async with (
-        aiordma.open_domain(ADDRESS) as domain,
-        two_clients((None, None)) as (clients, servers),
-    ):
-        foreign = domain.register(bytearray(64), Access.LOCAL_WRITE | Access.MW_BIND)
-        with pytest.raises(ValueError, match="another protection domain"):
-            await servers[0].bind(foreign[:], Access.REMOTE_READ)
-        await both_ways(clients[0], servers[0])
-
-
 # -- refused by the device ------------------------------------------------------------------------
 
 

@@ -1,20 +1,24 @@
 """The errors of an established connection or stream say with which peer."""
 
-from collections.abc import Awaitable, Callable
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
 import pytest
 
 import aiordma
-from aiordma import Connection
+from aiordma import Connection, RemoteMemory
+from aiordma.streams import Stream, listen_stream
+from aiordma.streams.protocol import Hello
 from aiordma.testing import Faults
 from aiordma.verbs import AsyncEvent, AsyncEventType, CmEventType
 from aiordma.verbs.event_channel import Event
-from tests.device.players import OWN_RECEIVES, connected, one_loop
+from tests.device.players import OWN_RECEIVES, REMOTE, connected, one_loop
 from tests.device.test_failures import NOWHERE
-from tests.device.test_streams_protocol import attacked, send_word
 from tests.device.test_verbs_events import inject
+from tests.devices import ADDRESS
 from tests.internals import address_text, endpoint_of, queue_pair_of
 
 pytestmark = pytest.mark.anyio
@@ -35,6 +39,32 @@ async def raised(call: Callable[[], Awaitable[object]]) -> Exception:
 
 async def _result(request: aiordma.WorkRequest) -> None:
     await request
+
+
+@asynccontextmanager
+async def attacked() -> AsyncIterator[tuple[Stream, aiordma.Connection, Hello]]:
+    """Yield a stream's server, its peer, which can send anything, and the server's Hello."""
+    async with listen_stream(ADDRESS, queue_depth=16) as listener:
+        accepted: list[Stream] = []
+
+        async def accept() -> None:
+            accepted.append(await listener.accept())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(accept)
+            peer = await aiordma.prepare_connection(ADDRESS, listener.port, receive_buffers=64)
+            memory = peer.register(bytearray(4096), REMOTE | aiordma.Access.LOCAL_WRITE).remote()
+            hello = Hello(8, memory[:32], memory[64:128])
+            await peer.establish(private_data=hello.pack())
+        async with peer, accepted[0] as server:
+            yield server, peer, Hello.unpack(peer.private_data)
+
+
+async def send_word(peer: aiordma.Connection, immediate: int) -> None:
+    if peer._endpoint.hub.is_iwarp:
+        await peer.send(struct.pack("=I", immediate))
+    else:
+        await peer.write(b"", RemoteMemory(0, 0, 0), immediate=immediate)
 
 
 # -- connections ----------------------------------------------------------------------------------

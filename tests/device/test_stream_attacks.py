@@ -31,7 +31,7 @@ from aiordma.streams import (
 from aiordma.streams.protocol import GRANT_BYTES, Hello
 from aiordma.streams.rsocket import CLOSE_TIMEOUT
 from aiordma.streams.settings import StreamSettings
-from tests.device.players import one_loop
+from tests.device.players import Outcome, one_loop, until
 from tests.device.silent_peer import silent_peer
 from tests.device.stream_attacker import (
     CREDITS,
@@ -129,16 +129,6 @@ async def test_a_violation_ends_its_connection_only(name: str, device: DeviceUnd
                 raise error
         await early.send(b"still here")
         assert await early.receive(1) == b"s"
-        await victim.serves()
-
-
-@pytest.mark.capability("immediate")
-@one_loop
-async def test_a_length_that_was_not_written_is_refused(device: DeviceUnderTest) -> None:
-    async with serving(device) as victim, victim.attacked() as attacker:
-        attacker.data(b"four", length=5)
-        with pytest.raises(StreamProtocolError, match="says that it wrote 5 bytes"):
-            raise await victim.error()
         await victim.serves()
 
 
@@ -482,3 +472,27 @@ async def test_messages_before_the_handshakes_end_are_limited(device: DeviceUnde
                 await anyio.sleep(0.01)
         with pytest.raises(StreamProtocolError, match="33 messages before the connection was"):
             raise error
+
+
+# -- peers that do not use rsockets -------------------------------------------------------------
+
+
+async def test_a_peer_without_rsockets_is_rejected() -> None:
+    async with listen_stream(ADDRESS) as listener, anyio.create_task_group() as group:
+        waiting = Outcome()
+        group.start_soon(waiting.of, listener.accept)
+        with pytest.raises(aiordma.RejectedError):
+            await aiordma.connect(ADDRESS, listener.port, private_data=b"hello")
+        await until(lambda: waiting.error is not None)
+        assert isinstance(waiting.error, StreamProtocolError)
+        assert "does not use rsockets" in str(waiting.error) or "version" in str(waiting.error)
+        assert str(waiting.error).startswith(f"accept ('{ADDRESS}', ")
+
+
+async def test_a_listener_without_rsockets_is_named() -> None:
+    async with aiordma.listen(ADDRESS) as listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, aiordma.Connection.ended)
+        with pytest.raises(StreamProtocolError, match="private data") as caught:
+            await connect_stream(ADDRESS, listener.port)
+        assert str(caught.value).startswith(f"connect to {ADDRESS}:{listener.port}: ")
+        group.cancel_scope.cancel()

@@ -248,11 +248,6 @@ def _outside() -> EventLoop:
     return current_event_loop()
 
 
-def test_use_outside_a_loop_raises_event_loop_error() -> None:
-    with pytest.raises(RuntimeError, match="outside a running asyncio or trio event loop"):
-        _outside()
-
-
 async def test_a_worker_thread_is_outside() -> None:
     failed: list[Any] = []
 

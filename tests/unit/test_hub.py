@@ -2,7 +2,6 @@
 event is looked for, and a device's failure reaches every user."""
 
 import errno
-import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -218,18 +217,6 @@ async def test_reservations_at_once_share_the_new_queue(device: Device) -> None:
     assert len(set(map(id, got))) == 1
     assert got[0].reserved == 4000
     assert device.sizes == [4096, 4096]
-
-
-@pytest.mark.anyio
-async def test_completions_are_delivered_on_the_loops_thread_only(device: Device) -> None:
-    hub, _ = device.hub()
-    request = new_request(lambda: threads.append(threading.get_ident()))
-    threads: list[int] = []
-    device.complete(hub.in_flight.add(request))
-    await hub.reserve(4096)
-    await hub.reserve(4096)  # makes a queue, in a worker thread
-    assert threads == [threading.get_ident()]
-    assert device.threads == {threading.get_ident()}
 
 
 @pytest.mark.anyio
