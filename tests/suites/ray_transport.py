@@ -126,14 +126,15 @@ def summary(rows: dict[str, list[dict[str, str]]]) -> str:
         count = Counter(row["outcome"] for row in of)
         numbers = (count[each] for each in ("passed", "failed", "skipped"))
         lines.append(f"| {name} | " + " | ".join(map(str, numbers)) + " |")
-    why: dict[str, list[str]] = {}
-    for row in (row for of in rows.values() for row in of if row["outcome"] == "failed"):
-        test = row["test"].partition("::")[2].partition("[")[0].removeprefix("test_")
-        of_reason = why.setdefault(str(reason(REASONS, row["test"])), [])
-        if test not in of_reason:
-            of_reason.append(test)
-    lines += ["", "| why they fail | tests, each `test_...` |", "|---|---|"]
-    lines += [f"| {each} | {', '.join(tests)} |" for each, tests in why.items()]
+    failed = {
+        (row["test"].partition("[")[0], reason(REASONS, row["test"]))
+        for of in rows.values()
+        for row in of
+        if row["outcome"] == "failed"
+    }
+    lines += ["", "| why they fail | test functions |", "|---|---|"]
+    counted = Counter(why for _, why in failed)
+    lines += [f"| {why} | {count} |" for why, count in counted.most_common()]
     return "\n".join(lines)
 
 
