@@ -164,7 +164,7 @@ async def main():
                 await call
 
         def full(socket, data, peer):
-            slots = endpoint_of(socket).sends.slots
+            slots = endpoint_of(socket).work.sends.slots
             free, slots.free = slots.free, 0
             try:
                 socket.post_ud_send(data, peer)  # which raises in the middle
