@@ -41,21 +41,6 @@ async def test_a_registered_buffer_cannot_move_and_can_afterwards() -> None:
 
 
 @one_loop
-async def test_remote_access_is_given_only_if_named() -> None:
-    async with connected() as (client, _):
-        assert client.register(bytearray(8)).access == Access.LOCAL_WRITE
-        assert client.register(bytes(8)).access == Access(0)
-        with pytest.raises(ValueError, match="without remote access"):
-            client.register(bytearray(8)).remote()
-        writable = client.register(bytearray(8), Access.REMOTE_WRITE)
-        assert writable.access == Access.REMOTE_WRITE | Access.LOCAL_WRITE
-        assert len(writable.remote()) == 8
-        with pytest.raises(TypeError, match="read-only"):
-            client.register(bytes(8), Access.REMOTE_WRITE)
-        assert len(client.register(bytes(8), Access.REMOTE_READ).remote()) == 8
-
-
-@one_loop
 async def test_bytes_of_registered_memory_copy_it() -> None:
     async with connected() as (client, _):
         region = client.register(bytearray(b"registered"))
@@ -74,23 +59,6 @@ async def test_bytes_of_registered_memory_copy_it() -> None:
         remote = aiordma.RemoteMemory(4096, 8, 1)
         with pytest.raises(TypeError, match=r"at the peer: await connection\.read_bytes\(remote\)"):
             bytes(remote)  # type: ignore[call-overload]
-
-
-@one_loop
-async def test_memory_that_is_not_writable_says_which_access_is_missing() -> None:
-    async with connected(client=OWN_RECEIVES) as (client, _):
-        remote = aiordma.RemoteMemory(4096, 8, 1)
-        constant = client.register(bytes(8))
-        fixed = client.register(bytearray(8), Access.REMOTE_READ)
-        for use in (client.post_recv, lambda part: client.post_read(part, remote)):
-            with pytest.raises(
-                TypeError, match=r"no access, .* takes Access\.LOCAL_WRITE.*register a bytearray"
-            ):
-                use(constant)
-            with pytest.raises(
-                TypeError, match=r"with Access\.REMOTE_READ, .* takes Access\.LOCAL_WRITE$"
-            ):
-                use(fixed)
 
 
 @pytest.mark.promise("Invalid arguments raise before any C call")

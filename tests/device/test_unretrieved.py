@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
@@ -133,26 +132,6 @@ async def test_request_that_is_kept_is_reported_when_it_goes(reports: list[Repor
         assert len(reports) == 1
 
 
-@pytest.mark.promise("Errors that were never retrieved are reported")
-@pytest.mark.capability("rnr")
-async def test_retrieved_errors_are_not_reported(reports: list[Report]) -> None:
-    async with connected(server=OWN_RECEIVES) as (client, _):
-        sends = [client.post_send(b"nobody takes this") for _ in range(4)]
-        with anyio.move_on_after(0.01):
-            await sends[0]  # a cancelled await abandons the result
-        with anyio.move_on_after(0.01):
-            await client.send(b"nor this")
-        await client.aclose()
-        with pytest.raises(aiordma.FlushedError):
-            await sends[1]
-        with pytest.raises(aiordma.FlushedError):
-            sends[2].result()
-        assert sends[3].exception() is not None
-        sends.clear()
-        await settle()
-        assert reports == []
-
-
 async def test_requests_that_succeed_are_not_reported(reports: list[Report]) -> None:
     async with connected() as (client, server):
         memory = server.register(bytearray(64), REMOTE)
@@ -161,25 +140,6 @@ async def test_requests_that_succeed_are_not_reported(reports: list[Report]) -> 
         await client.write(b"12345678", memory.remote()[:8])
     await settle()
     assert reports == []
-
-
-@pytest.mark.promise("Errors that were never retrieved are reported")
-@pytest.mark.capability("named_refusals")
-@pytest.mark.parametrize("awaited", [True, False])
-async def test_last_request_reports_for_its_run(reports: list[Report], awaited: bool) -> None:
-    async with connected() as (client, _):
-        with client.chain(signal_last_only=True) as chain:
-            for _ in range(8):
-                chain.post_write(b"12345678", NOWHERE)
-        last = chain.requests[-1]
-        del chain
-        if awaited:
-            with pytest.raises(aiordma.WorkCompletionError):
-                await last
-        await client.ended()
-        del last
-        await settle()
-        assert len(reports) == (not awaited)
 
 
 @pytest.mark.promise("Errors that were never retrieved are reported")
