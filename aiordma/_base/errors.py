@@ -510,17 +510,9 @@ class PeerFlushedError(FlushedError, PeerGoneError):
     _usual_errno = errno_module.ECONNRESET
 
 
-def _families_by_status() -> dict[int, type[WorkCompletionError]]:
-    found: dict[int, type[WorkCompletionError]] = {}
-    for family in WorkCompletionError.__subclasses__():
-        for status in family._statuses:
-            if status in found:
-                raise RuntimeError(f"{status!r} is claimed twice")
-            found[status] = family
-    return found
-
-
-_BY_STATUS = _families_by_status()
+_BY_STATUS: dict[int, type[WorkCompletionError]] = {
+    status: family for family in WorkCompletionError.__subclasses__() for status in family._statuses
+}
 
 
 def completion_error(
