@@ -24,7 +24,6 @@ from aiordma.bench import server, tcp
 from aiordma.bench.meter import Measurement
 from aiordma.bench.workload import OPERATIONS, Workload
 from aiordma.cli import bench as cli_bench
-from aiordma.cli import main as command
 from tests.device.players import one_loop
 from tests.devices import ADDRESS, BUILT_IN, IPV6, DeviceUnderTest
 from tests.docs.programs import ROOT, serving
@@ -396,17 +395,3 @@ def test_interrupt_ends_it_without_a_report_of_requests(words: str) -> None:
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=30)
         assert (process.returncode, said) == (130, "")
-
-
-@pytest.mark.natively
-def test_without_typer_the_command_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "NEEDS", ("typer_that_is_not_there", "rich"))
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "pip install 'aiordma[cli]'" in said
-    assert "typer_that_is_not_there" in said
-    assert " rich" not in said.splitlines()[0]

@@ -57,14 +57,6 @@ async def receive_exactly(stream: Stream, length: int) -> bytes:
 # -- bytes ----------------------------------------------------------------------------------------
 
 
-async def test_bytes_arrive_in_order_both_ways() -> None:
-    async with streams() as (client, server):
-        await client.send(b"from the client")
-        await server.send(b"from the server")
-        assert await server.receive() == b"from the client"
-        assert await client.receive() == b"from the server"
-
-
 @pytest.mark.parametrize("takes", [True, False])
 @one_loop
 async def test_immediate_data_is_used_on_iwarp_if_both_sides_have_it(
