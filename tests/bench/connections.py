@@ -45,6 +45,17 @@ software device reserves for the program (docs/software-device.md)."""
 Place = tuple[Connection, MemorySlice, MemorySlice]
 
 
+def _echoes_row(
+    name: str,
+    many: Callable[[], Reading],
+    one: Callable[[], Reading],
+    note: str,
+    limit: float | None = None,
+) -> Row:
+    """Return a row of the echoes over all connections, beside those on one."""
+    return Row(name, "echoes per second", many, "one connection", one, limit, MORE, note)
+
+
 def rows(here: Candidates) -> list[Row]:
     """Return them all; they are measured together, when the first is asked for."""
     server = cache(lambda: here.keep(serving(here.host, here.device, here.spin)))
@@ -53,34 +64,25 @@ def rows(here: Candidates) -> list[Row]:
     in_c = in_turn(partial(_in_c, here, True))
     name = f"rxe/connections/{COUNT}"
     return [
-        Row(
+        _echoes_row(
             name,
-            "echoes per second",
             partial(shared.next, "many"),
-            "one connection",
             partial(shared.next, "one"),
+            f"{WINDOW} in flight: over all connections in turn, and on one; one task serves",
             limit=0.8,
-            better=MORE,
-            note=f"{WINDOW} in flight: over all connections in turn, and on one; one task serves",
         ),
-        Row(
+        _echoes_row(
             f"{name}/own_tasks",
-            "echoes per second",
             partial(own.next, "many"),
-            "one connection",
             partial(own.next, "one"),
+            "the server has receives and a task for each connection",
             limit=0.8,
-            better=MORE,
-            note="the server has receives and a task for each connection",
         ),
-        Row(
+        _echoes_row(
             f"{name}/in_c",
-            "echoes per second",
             partial(in_c, COUNT),
-            "one connection",
             partial(in_c, 1),
-            better=MORE,
-            note="C on both sides, polling for ever: what the device and the guest make of it",
+            "C on both sides, polling for ever: what the device and the guest make of it",
         ),
         Row(
             f"{name}/fds",
@@ -110,24 +112,18 @@ def software_rows(here: Candidates) -> list[Row]:
     in_c = in_turn(partial(_in_c, here, False))
     name = f"software/connections/{COUNT}"
     return [
-        Row(
+        _echoes_row(
             f"{name}/own_tasks",
-            "echoes per second",
             partial(thousand.next, "many"),
-            "one connection",
             partial(thousand.next, "one"),
+            "the server has receives and a task for each connection",
             limit=0.8,
-            better=MORE,
-            note="the server has receives and a task for each connection",
         ),
-        Row(
+        _echoes_row(
             f"{name}/in_c",
-            "echoes per second",
             partial(in_c, COUNT),
-            "one connection",
             partial(in_c, 1),
-            better=MORE,
-            note="C on both sides, sleeping on the completion channel",
+            "C on both sides, sleeping on the completion channel",
         ),
         _over_tcp(here, COUNT),
         *_rows_of_default_server(many),
@@ -137,29 +133,23 @@ def software_rows(here: Candidates) -> list[Row]:
 
 def _over_tcp(here: Candidates, connections: int) -> Row:
     tcp = in_turn(partial(_tcp_in_c, here))
-    return Row(
+    return _echoes_row(
         f"software/connections/{connections}/tcp",
-        "echoes per second",
         partial(tcp, connections),
-        "one connection",
         partial(tcp, 1),
-        better=MORE,
-        note="plain C over TCP, without RDMA: what the kernel makes of so many connections",
+        "plain C over TCP, without RDMA: what the kernel makes of so many connections",
     )
 
 
 def _rows_of_default_server(many: "_Many") -> list[Row]:
     name = f"software/connections/{MANY}"
     return [
-        Row(
+        _echoes_row(
             name,
-            "echoes per second",
             partial(many.next, "many"),
-            "one connection",
             partial(many.next, "one"),
+            "the server has default options, and a task for each connection",
             limit=0.6,
-            better=MORE,
-            note="the server has default options, and a task for each connection",
         ),
         Row(
             f"{name}/memory",

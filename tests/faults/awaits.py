@@ -549,7 +549,13 @@ async def resize(cut: Cut) -> None:
 # -- listeners ------------------------------------------------------------------------------------
 
 
-async def _accepting(cut: Cut, way: str) -> None:
+@of(
+    "Listener.accept",
+    "Listener.__anext__",
+    "Listener.request",
+    ways=("accept", "__anext__", "request"),
+)
+async def accept(cut: Cut, way: str) -> None:
     async with (
         await aiordma.listen(ADDRESS, 0) as listener,
         anyio.create_task_group() as group,
@@ -574,16 +580,6 @@ async def _accepting(cut: Cut, way: str) -> None:
         await works(clients[0], server)
         await clients[0].aclose()
         await server.aclose()
-
-
-@of(
-    "Listener.accept",
-    "Listener.__anext__",
-    "Listener.request",
-    ways=("accept", "__anext__", "request"),
-)
-async def accept(cut: Cut, way: str) -> None:
-    await _accepting(cut, way)
 
 
 @of("Listener.serve", "Listener.aclose")
@@ -612,7 +608,14 @@ async def serve(cut: Cut) -> None:
     cut.reached |= closing.reached
 
 
-async def _requested(cut: Cut, way: str) -> None:
+@of(
+    "ConnectionRequest.accept",
+    "ConnectionRequest.prepare",
+    "ConnectionRequest.reject",
+    "ConnectionRequest.aclose",
+    ways=("accept", "prepare", "reject", "aclose"),
+)
+async def requested(cut: Cut, way: str) -> None:
     async with (
         await aiordma.listen(ADDRESS, 0) as listener,
         anyio.create_task_group() as group,
@@ -634,17 +637,6 @@ async def _requested(cut: Cut, way: str) -> None:
             await close(done)
         await request.aclose()
         await ended.wait()  # the peer does not wait for what was cancelled
-
-
-@of(
-    "ConnectionRequest.accept",
-    "ConnectionRequest.prepare",
-    "ConnectionRequest.reject",
-    "ConnectionRequest.aclose",
-    ways=("accept", "prepare", "reject", "aclose"),
-)
-async def requested(cut: Cut, way: str) -> None:
-    await _requested(cut, way)
 
 
 @of(
