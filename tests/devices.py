@@ -172,8 +172,6 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "(sendpage), also after the memory was deregistered: the answer can have later contents",
         "named_refusals": "iWARP reports a refused access by ending the connection, and siw gives "
         "no reason; a WRITE has succeeded by then, as far as the sender knows",
-        "connect_returns_at_once": "siw connects its TCP stream inside rdma_connect: a connect "
-        "that is abandoned there is cleaned up when that has returned, in the background",
         "explained_flush": "siw flushes the requests before the connection manager reports the "
         "reason, so that a flushed request may have no cause",
         "srq_query": "siw's driver has no call to query a shared receive queue",
