@@ -54,7 +54,6 @@ class World:
 
 
 Use = Callable[..., Any]
-SLICES = An
 SEND = aiordma.verbs.SendWork("SEND", WorkRequestOpcode.SEND)
 NUMBER = Whole(64)
 # What is called; arguments that will do; what each parameter is.
