@@ -12,7 +12,7 @@
 #include "blocks.h"
 #include "faults.h"
 
-enum { POLLS_BEFORE_YIELD = 64 };
+enum { POLLS_BEFORE_YIELD = 64, OFTEN_NANOSECONDS = 100000 };
 
 static struct sw_queue *queue_of(struct ibv_cq *queue)
 {
@@ -215,15 +215,20 @@ static int take_current(struct ibv_cq_ex *public)
 
 /*
  * A poll found nothing. Programs poll without pause, and where all processors are busy, what they
- * wait for needs this one: a peer's process, or the engine.
+ * wait for needs this one: the engine, which such a program relieves, or a peer's process.
  */
 static void found_nothing(struct sw_queue *queue)
 {
     uint32_t polls = __atomic_load_n(&queue->polls_in_vain, __ATOMIC_RELAXED) + 1;
 
     __atomic_store_n(&queue->polls_in_vain, polls, __ATOMIC_RELAXED);
-    if (!(polls % POLLS_BEFORE_YIELD) && !sw_system->is_simulated)
+    if (polls % POLLS_BEFORE_YIELD || sw_system->is_simulated)
+        return;
+    uint64_t since = __atomic_load_n(&queue->in_vain_since, __ATOMIC_RELAXED);
+    int is_often = sw_system->now() - since < OFTEN_NANOSECONDS;
+    if (!is_often || !sw_relieve())
         sched_yield();
+    __atomic_store_n(&queue->in_vain_since, sw_system->now(), __ATOMIC_RELAXED);
 }
 
 static int start_poll(struct ibv_cq_ex *queue, struct ibv_poll_cq_attr *attr)
