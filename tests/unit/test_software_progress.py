@@ -8,11 +8,13 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from itertools import count
 
 import pytest
 
 from aiordma import Access, MemoryRegion
-from aiordma.verbs import CompletionChannel, QueuePairState
+from aiordma.verbs import CompletionChannel, CompletionQueue, QueuePairState
+from tests.internals import ffi
 from tests.unit.engine_thread import EngineThread
 from tests.unit.software_device import Aside, take_event
 from tests.unit.stream_peer import (
@@ -134,6 +136,31 @@ def test_frequent_poller_is_woken_by_the_packet(stack: ExitStack) -> None:
     assert talk.channel.events() == []  # the queue was not armed, and the packet has been read
     assert not is_readable(talk.channel)
     talk.take()
+
+
+def test_vain_polls_of_another_queue_do_the_work_of_the_engine(stack: ExitStack) -> None:
+    """perftest's server polls for the end of a test, while WRITEs arrive on another queue."""
+    writes, number = 10, count(1)
+    wire = Wire(stack)
+    memory = bytearray(8)
+    region = wire.region(memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE)
+    context = wire.domain.context
+    queue = stack.enter_context(CompletionQueue(context, 1)).pointer
+    poll, completion = context.pointer.ops.poll_cq, ffi.new("struct ibv_wc *")
+    engine = stack.enter_context(closing(EngineThread()))
+
+    def engine_rests() -> bool:
+        """Where all processors are busy, a poll gives way, and the engine looks meanwhile."""
+        before = engine.sleeps
+        for _ in range(writes):
+            sent = struct.pack(">Q", next(number))
+            wire.peer.sendall(tagged(WRITE, region.rkey, region.address, sent))
+            while memory != sent:
+                for _ in range(64):
+                    assert poll(queue, 1, completion) == 0
+        return engine.sleeps - before < writes / 2
+
+    wait_until(engine_rests)
 
 
 def test_a_packet_that_completes_on_an_armed_queue_is_an_event_at_once(stack: ExitStack) -> None:

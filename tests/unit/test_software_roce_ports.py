@@ -1,11 +1,13 @@
 """Ports of the connection manager on the built-in RoCE device, which its processes share."""
 
+import signal
 import sys
 
 import anyio
 import pytest
 
 import aiordma
+from tests.devices import alone_on_roce_port
 
 pytestmark = pytest.mark.anyio
 
@@ -59,3 +61,26 @@ async def test_another_process_gets_what_comes_to_its_address(bound: str) -> Non
             async with aiordma.listen("127.0.0.1", port, device=DEVICE):
                 assert await answer("127.0.0.2", port) == b"another process"
         process.kill()
+
+
+async def test_a_stopped_process_gets_no_packets_of_another() -> None:
+    """They share a port of UDP, and the kernel gives each one the packets to its queue pairs."""
+    with alone_on_roce_port():
+        await exchange_beside_stopped_process()
+
+
+async def exchange_beside_stopped_process() -> None:
+    addresses = [f"127.0.0.{last}" for last in range(3, 11)]
+    async with (
+        aiordma.listen("0.0.0.0", 0, device=DEVICE) as listener,
+        await anyio.open_process([sys.executable, "-c", HELLO, "127.0.0.2", "0"]) as process,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, greet)
+        assert process.stdout is not None
+        await process.stdout.receive()
+        process.send_signal(signal.SIGSTOP)
+        for address in addresses:
+            assert await answer(address, listener.port) == str((address, listener.port)).encode()
+        process.kill()
+        group.cancel_scope.cancel()

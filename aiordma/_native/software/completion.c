@@ -189,6 +189,25 @@ static struct sw_progress *served_by(const struct sw_queue *queue)
                                                                         : queue->progress;
 }
 
+/*
+ * A poll found nothing. Programs that poll in place of arming do it without pause, and where all
+ * processors are busy, what they wait for needs this one: the engine, which such a program relieves,
+ * or a peer's process.
+ */
+static void found_nothing(struct sw_queue *queue)
+{
+    uint32_t polls = __atomic_load_n(&queue->polls_in_vain, __ATOMIC_RELAXED) + 1;
+
+    __atomic_store_n(&queue->polls_in_vain, polls, __ATOMIC_RELAXED);
+    if (!(polls % POLLS_BEFORE_YIELD) && !sw_system->is_simulated && !sw_relieve())
+        sched_yield();
+}
+
+static void begin_anew(struct sw_queue *queue)
+{
+    __atomic_store_n(&queue->polls_in_vain, 0, __ATOMIC_RELAXED);
+}
+
 /* Take the completion that the read functions of the extended interface describe. */
 static int take_current(struct ibv_cq_ex *public)
 {
@@ -204,6 +223,7 @@ static int take_current(struct ibv_cq_ex *public)
             queue->current_time = queue->times[queue->head];
         queue->head = (queue->head + 1) % queue->size;
         set_count(queue, queue->count - 1);
+        begin_anew(queue);
         public->status = queue->current.status;
         public->wr_id = queue->current.wr_id;
         sw_progress_took_completions(served_by(queue));
@@ -211,19 +231,6 @@ static int take_current(struct ibv_cq_ex *public)
     }
     sw_unlock();
     return error;
-}
-
-/*
- * A poll found nothing. Programs poll without pause, and where all processors are busy, what they
- * wait for needs this one: a peer's process, or the engine.
- */
-static void found_nothing(struct sw_queue *queue)
-{
-    uint32_t polls = __atomic_load_n(&queue->polls_in_vain, __ATOMIC_RELAXED) + 1;
-
-    __atomic_store_n(&queue->polls_in_vain, polls, __ATOMIC_RELAXED);
-    if (!(polls % POLLS_BEFORE_YIELD) && !sw_system->is_simulated)
-        sched_yield();
 }
 
 static int start_poll(struct ibv_cq_ex *queue, struct ibv_poll_cq_attr *attr)
@@ -321,6 +328,7 @@ static int poll_cq(struct ibv_cq *public, int most, struct ibv_wc *completions)
         memcpy(completions + until_end, queue->ring, (count - until_end) * sizeof(*completions));
     }
     set_count(queue, queue->count - count);
+    begin_anew(queue);
     /* An empty ring begins anew: a large one would else go through all of its memory. */
     queue->head = queue->count ? (queue->head + count) % queue->size : 0;
     sw_progress_took_completions(served_by(queue));
@@ -335,6 +343,7 @@ static int req_notify_cq(struct ibv_cq *public, int solicited_only)
 
     if (!queue)
         return EINVAL;
+    begin_anew(queue); /* the program is going to sleep */
     sw_lock();
     /* Arming for all completions includes arming for solicited ones. */
     if (!solicited_only)

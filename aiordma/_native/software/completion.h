@@ -27,7 +27,7 @@ struct sw_queue {
     struct sw_queue *sibling; /* in the channel's list of all */
     struct ibv_wc current;    /* taken by ibv_start_poll or ibv_next_poll */
     uint64_t current_time;
-    uint32_t polls_in_vain;       /* also counted without the lock */
+    uint32_t polls_in_vain;       /* in a row; counted without the lock */
     struct sw_progress own;       /* used without a channel */
     struct sw_progress *progress; /* the channel's, or its own */
     struct sw_queue *receives; /* whose progress its polls serve, too; also read without the lock */

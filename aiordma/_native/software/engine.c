@@ -5,6 +5,7 @@
 #include "engine.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BATCH = 64, PART_OF_TURN = 8, FIRST_SLOTS = 64 };
+enum { BATCH = 64, PART_OF_TURN = 8, FIRST_SLOTS = 64, RELIEF_NANOSECONDS = 10000000 };
 
 /*
  * epoll returns a slot's number and generation. An event for a watch that has been removed since
@@ -32,7 +33,7 @@ static struct {
     struct slot *slots; /* slot 0 belongs to the bell */
     uint32_t slot_count, first_free;
     struct sw_timers timers;
-    int is_turning; /* in sw_engine_turn */
+    int is_turning; /* a thread of the program's does the engine's work */
 } engine;
 
 const struct sw_state sw_engine_state = {&engine, sizeof(engine)};
@@ -40,9 +41,10 @@ const struct sw_state sw_engine_state = {&engine, sizeof(engine)};
 /* What the thread uses without the lock. */
 static struct {
     pthread_t id;
-    int epoll;
+    int epoll, bell;
     uint64_t next_deadline; /* of the timers; atomic: the thread sleeps again without the lock */
     uint64_t sleeps_until;  /* 0: it is awake; atomic */
+    uint64_t relieved_at;   /* when a thread of the program's has served last; atomic */
 } thread;
 
 /* The watch of an event; NULL: it has been removed, or it is the bell. */
@@ -66,10 +68,10 @@ static void serve(const struct epoll_event *event)
         watch->ready(watch, event->events);
 }
 
-void sw_serve(int epoll)
+int sw_serve(int epoll)
 {
     struct epoll_event events[PART_OF_TURN];
-    int count;
+    int count, served = 0;
 
     /* Serve all events that epoll_wait returned, or it would return the same ones again. */
     do {
@@ -77,10 +79,13 @@ void sw_serve(int epoll)
         for (int last = 0; last < 2; last++)
             for (int i = 0; i < count; i++) {
                 const struct sw_watch *watch = watch_of(&events[i]);
-                if (watch && watch->is_last == last)
-                    serve(&events[i]);
+                if (!watch || watch->is_last != last)
+                    continue;
+                serve(&events[i]);
+                served = 1;
             }
     } while (count == PART_OF_TURN && !sw_turn_is_over());
+    return served;
 }
 
 /* Publish the deadline of the first timer. */
@@ -118,12 +123,24 @@ static int patience(uint64_t deadline)
 }
 
 /*
+ * Whether a thread of the program's does this work (sw_relieve). Packets that woke this one would
+ * only delay that one. But it may have ended, or compute: look for them each millisecond.
+ */
+static int is_relieved(void)
+{
+    uint64_t since = __atomic_load_n(&thread.relieved_at, __ATOMIC_RELAXED);
+
+    return since && sw_operating_system.now() - since < RELIEF_NANOSECONDS;
+}
+
+/*
  * Sleep until a descriptor is ready or a timer is due, with the lock released. The program's thread
  * can set the first timer anew meanwhile (progress.c). This then takes no lock. A simulation, in
  * which the thread has no part, can begin and end meanwhile.
  */
 static int await_work(struct epoll_event *events)
 {
+    struct pollfd bell = {.fd = thread.bell, .events = POLLIN};
     int count = 0;
 
     while (!count) {
@@ -132,7 +149,12 @@ static int await_work(struct epoll_event *events)
         /* A timer that was set before does not ring the bell. One that is set later does. */
         if (__atomic_load_n(&thread.next_deadline, __ATOMIC_SEQ_CST) < deadline)
             continue;
-        count = sw_operating_system.epoll_wait(thread.epoll, events, BATCH, patience(deadline));
+        int milliseconds = patience(deadline);
+        if (milliseconds && is_relieved()) {
+            sw_operating_system.poll(&bell, 1, 1);
+            milliseconds = 0;
+        }
+        count = sw_operating_system.epoll_wait(thread.epoll, events, BATCH, milliseconds);
         if (sw_operating_system.now() >= __atomic_load_n(&thread.next_deadline, __ATOMIC_SEQ_CST))
             break;
     }
@@ -161,6 +183,21 @@ static void *run(void *unused)
         expire();
     }
     return NULL;
+}
+
+int sw_relieve(void)
+{
+    int has_served = 0;
+
+    sw_lock();
+    if (engine.runs) {
+        engine.is_turning = 1;
+        has_served = sw_serve(engine.epoll);
+        engine.is_turning = 0;
+        __atomic_store_n(&thread.relieved_at, sw_operating_system.now(), __ATOMIC_RELAXED);
+    }
+    sw_unlock();
+    return has_served;
 }
 
 int sw_engine_turn(void)
@@ -211,6 +248,7 @@ static int spawn(void)
     pthread_attr_t attributes;
 
     thread.epoll = engine.epoll;
+    thread.bell = engine.bell;
     /* Signals are for the program's own threads. */
     sigfillset(&all);
     int error = pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -282,7 +320,7 @@ static struct epoll_event event_of(const struct sw_watch *watch)
 
 int sw_is_engine(void)
 {
-    if (sw_system->is_simulated)
+    if (engine.is_turning || sw_system->is_simulated)
         return engine.is_turning;
     return engine.runs && pthread_equal(thread.id, pthread_self());
 }

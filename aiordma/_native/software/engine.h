@@ -35,8 +35,13 @@ void sw_mute(struct sw_watch *watch, int is_muted);
 void sw_unwatch(struct sw_watch *watch);
 /* Move a watch to another epoll, or -1. If there is no memory for that, it stays where it is. */
 int sw_move(struct sw_watch *watch, int epoll);
-/* Serve the ready descriptors of such an epoll. */
-void sw_serve(int epoll);
+/* Serve the ready descriptors of such an epoll. Returns whether there was one. */
+int sw_serve(int epoll);
+/*
+ * A thread of the program's polls and finds nothing: it serves what the engine's thread would wake
+ * for, which then only looks each millisecond. Takes the lock. Returns whether there was something.
+ */
+int sw_relieve(void);
 /*
  * In a simulation, which has no thread: serve what is ready, and the timers that are due. Returns
  * the engine's epoll; -1: it has not begun. sw_engine_deadline: of the next timer; UINT64_MAX: none.
