@@ -161,7 +161,9 @@ def test_rpc_example_answers_in_time_and_exports_its_metrics() -> None:
     assert server.returncode == 0, rest
     logged = [json.loads(line) for line in complaints(rest) if line.startswith("{")]
     assert [each["call"] for each in logged if each["message"] == "time limit"] == ["sleep"]
-    assert logged[-1]["message"] == "drained"
+    # Without the slow callbacks that asyncio's debug mode reports on a busy machine.
+    said = [each["message"] for each in logged if not each["message"].startswith("Executing <")]
+    assert said[-1] == "drained"
 
 
 @pytest.mark.natively

@@ -147,6 +147,11 @@ void sw_end_wait(struct sw_wait *wait)
     (void)wait;
 }
 
+int sw_relieve(void)
+{
+    return 0;
+}
+
 int sw_progress_look(struct sw_progress *progress, int is_poll)
 {
     (void)progress;
