@@ -177,7 +177,6 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         self._eof_written = self._eof_delivered = False
         self._scheduled = False
         self._context = copy_context()
-        self._at_end: Callable[[], object] | None = partial(self._context.run, self._process, None)
         teardown = connection._endpoint.teardown
         teardown.above, teardown.is_reported = self, False
         self.set_protocol(protocol)
@@ -234,7 +233,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
     def _notified(self) -> None:
         """Process at the end of the drain, when no code of the program's runs, without another turn
         of the loop, or schedule it."""
-        if not self._scheduled and call_at_end(self._at_end):
+        if not self._scheduled and call_at_end(partial(self._context.run, self._process, None)):
             self._scheduled = True
         else:
             self._schedule()
@@ -657,7 +656,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         finally:
             # What refers to the protocol or to this object ends here, as in asyncio: the program's
             # objects are freed without a garbage collection.
-            self._protocol = self._readiness = self._end_timer = self._at_end = None
+            self._protocol = self._readiness = self._end_timer = None
             if self._drains:
                 close_once_drained(self._connection, self._channel)
             else:
