@@ -48,7 +48,7 @@ _HINT = "its bytes are at the peer: await connection.read_bytes(remote)"
 
 
 @given("remote")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class RemoteMemory:
     """A range of a peer's registered memory, the target of one-sided operations.
 
@@ -71,16 +71,20 @@ class RemoteMemory:
 
     WIRE: ClassVar[struct.Struct] = struct.Struct("!QQI")
 
-    def __post_init__(self) -> None:
+    def __init__(self, address: int, length: int, rkey: int) -> None:
         # Convert now, because conversion runs the numbers' own code, and a post must not.
-        if not type(self.address) is type(self.length) is type(self.rkey) is int:
-            for name in ("address", "length", "rkey"):
-                number = whole_number(getattr(self, name), name, -_MOST, _MOST)
-                object.__setattr__(self, name, number)
-        if not (self.address >= 0 and self.length >= 0 and 0 <= self.rkey < 2**32):
+        if not type(address) is type(length) is type(rkey) is int:
+            address = whole_number(address, "address", -_MOST, _MOST)
+            length = whole_number(length, "length", -_MOST, _MOST)
+            rkey = whole_number(rkey, "rkey", -_MOST, _MOST)
+        set_field, end = object.__setattr__, address + length  # the fields are frozen
+        set_field(self, "address", address)
+        set_field(self, "length", length)
+        set_field(self, "rkey", rkey)
+        if not (0 <= address <= end and 0 <= rkey < 2**32):
             raise ValueError(f"not a range of remote memory: {self._numbers()}")
         # The address after the last byte must be valid, too: an empty slice can begin there.
-        if self.address + self.length >= 2**64:
+        if end >= 2**64:
             raise ValueError(f"the range ends beyond the address space: {self._numbers()}")
 
     def _numbers(self) -> str:

@@ -275,7 +275,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
             self._schedule()  # the loop can run again: what is left is delivered then
             raise
         except BaseException as error:
-            self._fatal(error, "a step of a stream failed")
+            self._fatal(error, "protocol.data_received() call failed.")
 
     def _call(self, name: str, method: Callable[..., Result], *arguments: Any) -> Result | None:
         """Call a method of the protocol. If it raises an error, end the connection, and return
@@ -319,14 +319,16 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
                 continue
             receive = self._protocol.data_received
             if self._copies_at_once:
-                self._call("data_received", path.feed, receive, self._most_bytes)
+                path.feed(receive, self._most_bytes)
             else:
-                self._call("data_received", receive, path.read(self._most_bytes))
-        if self._paused or self._state is not _OPEN:
-            return
-        if path.readable:
-            self._schedule()
-        elif path.at_eof:
+                receive(path.read(self._most_bytes))
+        else:
+            if self._paused or self._state is not _OPEN:
+                return
+            if path.readable:
+                self._schedule()
+                return
+        if path.at_eof:
             self._deliver_eof()
         else:
             error = self._channel.read_error()
@@ -394,7 +396,11 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
             RuntimeError: `write_eof` was called.
             ForkError: called in a forked child.
         """
-        if not isinstance(data, (bytes, bytearray, memoryview)):
+        if type(data) is bytes:
+            view: bytes | memoryview = data
+        elif isinstance(data, (bytes, bytearray, memoryview)):
+            view = flat_view(data, "write(): data")
+        else:
             raise TypeError(
                 "data argument must be a bytes-like object, not " + repr(type(data).__name__)
             )
@@ -408,7 +414,6 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
                 logger.warning("a stream that has ended is written to")
             self._writes_after_loss += 1
             return
-        view = data if type(data) is bytes else flat_view(data, "write(): data")
         if not view:
             return
         if self._backlog:

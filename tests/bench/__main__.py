@@ -89,9 +89,8 @@ def run_in_guest(part: Part, plan: Plan, step: Step) -> list[dict[str, Any]]:
     results.unlink(missing_ok=True)
     command = shlex.join(words(part, plan, results))
     environment = {"VM_TIMEOUT": "1800", **os.environ, "PROVIDER": part.place[1].rstrip("0")}
-    if environment["PROVIDER"] == "siw":
-        # One processor, whose time is its instructions: others on this machine change nothing.
-        environment["VM_QEMU"] = "-icount shift=1,sleep=off"
+    if part.counts_instructions:
+        environment |= {"VM_SMP": "1", "VM_QEMU": "-icount shift=1,sleep=off"}
     with subprocess.Popen(
         [*TEST_BED, "run", command],
         cwd=PROJECT,

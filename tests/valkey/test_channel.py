@@ -12,7 +12,7 @@ import pytest
 
 import aiordma
 from aiordma.integrations.valkey import ValkeyProtocolError, open_connection
-from aiordma.integrations.valkey.channel import RECEIVES, SEND_BYTES, ValkeyChannel
+from aiordma.integrations.valkey.channel import RECEIVES, ValkeyChannel
 from aiordma.integrations.valkey.control import Opcode, pack_memory, pack_opcode
 from tests.devices import ADDRESS
 from tests.valkey.server import (
@@ -62,7 +62,7 @@ def channel_of(writer: asyncio.StreamWriter) -> ValkeyChannel:
 
 @pytest.mark.parametrize("buffer_size", [65536, 65537, 1 << 20])
 async def test_bytes_come_back_in_order_round_every_buffer(buffer_size: int) -> None:
-    sizes = [1, 2, 65535, 65536, 65537, SEND_BYTES, SEND_BYTES + 1, BUFFER_BYTES - 1, 7, 1 << 20]
+    sizes = [1, 2, 65535, 65536, 65537, 4 << 16, (4 << 16) + 1, BUFFER_BYTES - 1, 7, 1 << 20]
     async with serving(echo) as port, client_of(port, buffer_size=buffer_size) as (reader, writer):
 
         async def write() -> None:

@@ -6,7 +6,6 @@ been read, its owner announces it again.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
@@ -32,12 +31,10 @@ __all__ = ("CONTROL_SLOTS", "DATA_SLOTS", "RECEIVES", "ValkeyChannel")
 
 RECEIVES = 128
 """Posted receives. Without one, the server's device tries again (our rnr_retry_count)."""
-DATA_SLOTS = 64
-"""WRITEs at the same time."""
+DATA_SLOTS = 16
+"""Requests at the same time, with which no WRITE is posted."""
 CONTROL_SLOTS = 4
 """Requests of the send queue that are kept for control messages."""
-SEND_BYTES = 256 * 1024
-"""The most bytes of WRITEs at the same time, which are copied."""
 MESSAGE_BYTES = 64 * 1024
 """The most bytes of one WRITE: the engine copies so many."""
 
@@ -78,21 +75,20 @@ class ValkeyChannel(Posting):
         self._endpoint, self._port = connection._endpoint, connection._port
         self._staging, self._general = connection._staging, connection._general
         self.close_timeout: float = close_timeout
-        self.buffer_sizes: tuple[int, int] = (buffer_bytes, SEND_BYTES)
+        self.buffer_sizes: tuple[int, int] = (buffer_bytes, DATA_SLOTS * MESSAGE_BYTES)
         self.on_readable: Callable[[], object] | None = None
         self.on_writable: Callable[[], object] | None = None
         access = Access.LOCAL_WRITE | Access.REMOTE_WRITE
         self._buffer = connection.register(bytearray(buffer_bytes), access)
         self._buffer_view = self._buffer[:].view
-        self._announced = False
+        self._buffer_bytes = buffer_bytes
         self.readable: int = 0
         self.at_eof: bool = False
-        self._arrived = 0  # bytes of the buffer, since it was announced
+        # Bytes of the buffer, since it was announced. Before, it has no room.
+        self._arrived = buffer_bytes
         self._peer: RemoteMemory | None = None
         self._written = 0  # bytes of the peer's buffer
-        self._in_flight: deque[int] = deque()  # bytes of each WRITE
-        self._bytes_in_flight = 0
-        self._controls_in_flight = 0
+        self._in_flight = 0  # requests
         self._unhandled = 0  # messages that the server may not have handled yet
         self._asked: int | None = None  # how many these were at the question, with itself
         self._write_closed = False
@@ -134,7 +130,7 @@ class ValkeyChannel(Posting):
 
     @property
     def _is_drained(self) -> bool:
-        return self._is_over or not (self._in_flight or self._controls_in_flight)
+        return self._is_over or not self._in_flight
 
     async def _changed(self) -> None:
         error = self.write_error()
@@ -195,45 +191,41 @@ class ValkeyChannel(Posting):
 
     def read(self, limit: int, /) -> bytes:
         """Return bytes that have arrived, at most `limit`; b"" if there are none."""
-        start = self._arrived - self.readable
-        data = bytes(self._buffer_view[start : min(start + limit, self._arrived)])
-        self._consume(len(data))
-        return data
+        data = bytearray()
+        self.feed(data.extend, limit)
+        return bytes(data)
 
     def read_into(self, buffer: memoryview, /) -> int:
         """Copy bytes that have arrived into the buffer; returns their number."""
-        start = self._arrived - self.readable
-        length = min(len(buffer), self.readable)
-        buffer[:length] = self._buffer_view[start : start + length]
-        self._consume(length)
-        return length
+
+        def copy(view: memoryview) -> None:
+            buffer[: len(view)] = view
+
+        return self.feed(copy, len(buffer))
 
     def feed(self, receive: Callable[[memoryview], object], limit: int, /) -> int:
         """Call a function with a view of bytes that have arrived, at most `limit`, which it must
         not keep; returns their number."""
         start = self._arrived - self.readable
-        length = min(limit, self.readable)
-        with self._buffer_view[start : start + length] as view:
-            receive(view)
-        self._consume(length)
-        return length
-
-    def _consume(self, length: int) -> None:
+        view = self._buffer_view[start : min(start + limit, self._arrived)]
+        length = len(view)
+        receive(view)
+        view.release()
         self.readable -= length
-        is_used_up = not self.readable and self._arrived == self.buffer_sizes[0]
-        if is_used_up and not self._is_over:
+        if not self.readable and self._arrived == self._buffer_bytes and not self._is_over:
             self._announce()
+        return length
 
     # -- writing ----------------------------------------------------------------------------------
 
     def _room(self) -> int:
         """Return how many bytes the next message may have now."""
-        if self._peer is None or self._write_closed or self._is_over:
+        peer, error = self._peer, self._error or self._endpoint.teardown.cause
+        if peer is None or self._write_closed or error is not None:
             return 0
-        if self._unhandled >= self.most_unhandled or len(self._in_flight) >= DATA_SLOTS:
+        if self._unhandled >= self.most_unhandled or self._in_flight >= DATA_SLOTS:
             return 0
-        free = SEND_BYTES - self._bytes_in_flight
-        return min(self._peer.length - self._written, MESSAGE_BYTES, free)
+        return min(peer.length - self._written, MESSAGE_BYTES)
 
     @property
     def can_write(self) -> bool:
@@ -250,20 +242,20 @@ class ValkeyChannel(Posting):
             RdmaError: a request could not be posted; the connection has ended.
         """
         done = 0
-        while done < len(data) and (length := min(self._room(), len(data) - done)):
-            part = data if length == len(data) else data[done : done + length]
+        while done < len(data) and (room := self._room()):
+            peer, part = self._peer, data[done : done + room]
+            assert peer is not None
+            length = len(part)
             done += length
-            assert self._peer is not None
-            target = RemoteMemory(self._peer.address + self._written, length, self._peer.rkey)
+            target = RemoteMemory(peer.address + self._written, length, peer.rkey)
             try:
                 request = self.post_write(part, target, immediate=length)
             except RdmaError as error:
                 self._refuse(error)
             self._written += length
-            self._in_flight.append(length)
-            self._bytes_in_flight += length
             self._unhandled += 1
-            request.add_done_callback(self._data_sent)
+            self._in_flight += 1
+            request.add_done_callback(self._sent)
             if self._asked is None and self._unhandled >= self.most_unhandled // 2:
                 self._post_control(pack_opcode(Opcode.GET_SERVER_FEATURE))
                 self._asked = self._unhandled
@@ -273,8 +265,8 @@ class ValkeyChannel(Posting):
         """Write nothing more. The protocol has no message for that."""
         self._write_closed = True
 
-    def _data_sent(self, request: WorkRequest) -> None:
-        self._bytes_in_flight -= self._in_flight.popleft()
+    def _sent(self, request: WorkRequest) -> None:
+        self._in_flight -= 1
         if request.exception() is not None:
             return  # the connection has ended, or is about to: `_ended` is called
         if self._waiters or self._on_drained is not None:
@@ -287,7 +279,6 @@ class ValkeyChannel(Posting):
     def _announce(self) -> None:
         """Announce the buffer: the peer writes to its beginning."""
         self._arrived = 0
-        self._announced = True
         with suppress(RdmaError):  # the reader gets the error
             self._post_control(pack_memory(self._buffer[:].remote()))
 
@@ -297,13 +288,8 @@ class ValkeyChannel(Posting):
         except RdmaError as error:
             self._refuse(error)
         self._unhandled += 1
-        self._controls_in_flight += 1
-        request.add_done_callback(self._control_sent)
-
-    def _control_sent(self, request: WorkRequest) -> None:
-        self._controls_in_flight -= 1
-        if request.exception() is None:
-            self._wake()
+        self._in_flight += 1
+        request.add_done_callback(self._sent)
 
     def _refuse(self, error: RdmaError) -> NoReturn:
         try:
@@ -320,8 +306,13 @@ class ValkeyChannel(Posting):
         try:
             while arrivals.arrived and self._error is None:
                 data, immediate, invalidated, written = arrivals.take_message(Message)
-                if written is not None:
-                    self._take_data(immediate, written)
+                if written is not None and written == immediate <= (
+                    self._buffer_bytes - self._arrived
+                ):
+                    self._arrived += written
+                    self.readable += written
+                elif written is not None:
+                    self._refuse_data(immediate, written)
                 elif immediate is None and invalidated is None:
                     self._take_control(data)
                 else:
@@ -334,21 +325,18 @@ class ValkeyChannel(Posting):
                 self._fail(ValkeyProtocolError(f"{self._endpoint.name}: {error}"))
         except RdmaError:
             return  # the connection has ended: `_ended` is called
+        if self.readable and self.on_readable is not None:
+            self.on_readable()
 
-    def _take_data(self, announced: int | None, written: int) -> None:
+    def _refuse_data(self, announced: int | None, written: int) -> NoReturn:
         if announced != written:
             raise ValkeyProtocolError(
                 f"the peer says that it wrote {announced} bytes, and it wrote {written}"
             )
-        room = self.buffer_sizes[0] - self._arrived if self._announced else 0
-        if written > room:
-            raise ValkeyProtocolError(
-                f"the peer wrote {written} bytes where {room} of the buffer were left"
-            )
-        self._arrived += written
-        self.readable += written
-        if self.on_readable is not None:
-            self.on_readable()
+        raise ValkeyProtocolError(
+            f"the peer wrote {written} bytes where {self._buffer_bytes - self._arrived} of the "
+            "buffer were left"
+        )
 
     def _take_control(self, message: bytes) -> None:
         opcode = opcode_of(message)
