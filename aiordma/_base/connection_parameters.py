@@ -119,18 +119,17 @@ def parameters_to_c(
 ) -> tuple[Any, Any]:
     """Return a struct rdma_conn_param, and the private data that it points to, which the caller
     keeps alive. The values are checked already."""
-    raw = ffi.new("struct rdma_conn_param *")
-    data = ffi.NULL
-    if private_data:
-        data = ffi.new("uint8_t[]", bytes(private_data))
-        raw.private_data_len = len(private_data)
-    raw.private_data = data
-    raw.responder_resources = offered.responder_resources
-    raw.initiator_depth = offered.initiator_depth
-    raw.flow_control = True
-    raw.retry_count = offered.retry_count
-    raw.rnr_retry_count = offered.rnr_retry_count
-    return raw, data
+    data = ffi.new("uint8_t[]", bytes(private_data)) if private_data else ffi.NULL
+    values = (
+        data,
+        len(private_data),
+        offered.responder_resources,
+        offered.initiator_depth,
+        True,  # flow_control
+        offered.retry_count,
+        offered.rnr_retry_count,
+    )
+    return ffi.new("struct rdma_conn_param *", values), data
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 _LOOPS = ("anyio", "asyncio", "trio", "uvloop")
 _BETWEEN = ("aiordma", "contextlib", *_LOOPS)  # contextlib: the AsyncExitStack of a program
+_packages: dict[str, str] = {}
+"""By a module's name: its package, if that is one of these, else ""."""
 
 _numbers = itertools.count()
 _watches: list[tuple[int, list[str]]] = []
@@ -25,8 +27,12 @@ def origin() -> Place:
     caller, because the call runs as a task of its own."""
     frame = sys._getframe(1)
     while True:
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in _BETWEEN:
+        module = str(frame.f_globals.get("__name__", ""))
+        package = _packages.get(module)
+        if package is None:
+            package = module.partition(".")[0]
+            package = _packages[module] = package if package in _BETWEEN else ""
+        if not package:
             place = Place(f"{frame.f_code.co_filename}:{frame.f_lineno}")
             break
         if package in _LOOPS or frame.f_back is None:

@@ -347,6 +347,17 @@ class Requirement:
             )
 
 
+_KNOWN: dict[object, Requirement] = {
+    each: Requirement(each) for each in dict.fromkeys((*CLASSES, *BUILT_IN))
+}
+"""By the argument `device`, those that do not depend on the environment."""
+
+
+def required(device: object, call: str) -> Requirement:
+    """Return the requirement of an argument `device`. See `Requirement`."""
+    return (_KNOWN.get(device) if type(device) is str else None) or Requirement(device, call)
+
+
 def usual_provider(device: str = "auto", call: str = "") -> Provider:
     """Return the provider for an operation without an address: the required device's. If no device
     is required: rdma-core, if it is installed and the kernel has a device, else the software

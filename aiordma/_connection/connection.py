@@ -118,10 +118,13 @@ class Connection(Posting, ObjectStream[bytes]):
         self._carrier = carrier
         self._port = endpoint.work.port
         self._messages = MessageQueue(endpoint)
-        self._ahead = SendsAhead(endpoint.options.send_ahead)
         self._begun = False
         self.private_data: bytes = b""
         """The private data of the peer's connection request or accept; may be zero-padded."""
+
+    @cached_property
+    def _ahead(self) -> SendsAhead:
+        return SendsAhead(self._endpoint.options.send_ahead)
 
     # For the general path, which most connections never take. A chain has attributes.
 
@@ -522,7 +525,7 @@ class Connection(Posting, ObjectStream[bytes]):
             if self._endpoint.cause is not None:
                 self._ahead.fail(error)
             raise
-        if self._ahead.most and self._staging.copies(item):
+        if self._endpoint.options.send_ahead and self._staging.copies(item):
             await self._ahead.add(request)
         else:
             await request
@@ -1045,12 +1048,14 @@ class Connection(Posting, ObjectStream[bytes]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self._endpoint.options.send_ahead:
+            await self.aclose()
+            return
         try:
             if kind is None and self._ahead.requests and not self._ahead.has_failed:
                 await self._ahead.drain()
         finally:
-            if self._ahead.requests:
-                self._ahead.give_up()
+            self._ahead.give_up()
             await self.aclose()
 
     def __del__(self) -> None:

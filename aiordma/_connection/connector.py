@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar, Unpack
 
 import anyio
 
-from aiordma._base.arguments import instance, optional_seconds, wrong_type
+from aiordma._base.arguments import instance, seconds, wrong_type
 from aiordma._base.connection_parameters import (
     IN_REQUEST,
     check_private_data,
@@ -28,7 +28,8 @@ from aiordma._base.options import (
     ConnectionKeywords,
     ConnectionOptions,
 )
-from aiordma._base.provider import Provider
+from aiordma._base.origin import origin
+from aiordma._base.provider import Provider, required
 from aiordma._base.rejections import NOT_ACCEPTED, is_programs_answer
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
@@ -47,7 +48,7 @@ from aiordma._connection.several_addresses import Routes, first_bound
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._endpoint.handshake import Handshake
+from aiordma._endpoint.handshake import IN_PROGRESS, Handshake
 from aiordma._loop.threads import PEERS, start_call
 from aiordma._runtime.address_lookup import (
     addresses_of,
@@ -57,7 +58,7 @@ from aiordma._runtime.address_lookup import (
 )
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import ROUTE_TIMEOUT_MS, drop, milliseconds
-from aiordma._runtime.reactor import Reactor, reactor_of
+from aiordma._runtime.reactor import Reactor, open_reactor, reactor_of
 from aiordma.verbs.identifier import Identifier
 
 logger: logging.Logger = logging.getLogger("aiordma")
@@ -65,6 +66,7 @@ logger: logging.Logger = logging.getLogger("aiordma")
 _S = ConnectionState
 
 Connected = TypeVar("Connected")
+Opened = TypeVar("Opened")
 LocalAddresses: TypeAlias = Sequence[SocketAddress | None]
 """The local (host, port) to connect from, the first that can be bound; None: any."""
 ANY: LocalAddresses = (None,)
@@ -136,13 +138,14 @@ async def connect(
     )
 
     async def establish(address: str, local: LocalAddresses) -> Connection:
-        ports = LocalPorts(local[0])
+        ports: LocalPorts | None = None
         while True:
             connection = await attempt.prepare(address, local)
             try:
                 await connection._establish(private_data)
                 return connection
             except RdmaConnectionError as error:
+                ports = ports or LocalPorts(local[0])
                 if not ports.has_another(error):
                     raise
 
@@ -204,14 +207,12 @@ def _target(host: str, port: int, address: str) -> str:
     return f"{host}:{port}" if address == host else f"{host}:{port} ({address})"
 
 
-def checked_source(source: object, name: str, call: str) -> tuple[str, int] | None:
-    """Return the local (host, port) to connect from, or None.
+def checked_source(source: object, name: str, call: str) -> tuple[str, int]:
+    """Return the local (host, port) to connect from.
 
     Raises:
-        TypeError, ValueError: the value is neither that nor None.
+        TypeError, ValueError: the value is not that.
     """
-    if source is None:
-        return None
     if not isinstance(source, tuple | list) or len(source) != 2:
         raise wrong_type(source, name, "(host, port), with port 0 for any", call)
     host, port = source
@@ -230,7 +231,7 @@ class Attempt:
         host, port, source, timeout, device, shared_receive, domain: same as `connect`.
 
     Attributes:
-        target: the peer's name, port and address, for the errors.
+        address: the peer's; "" before it is looked up.
         limit: the time for all steps together, or, of several addresses, for those with one.
         step: what the attempt does now, for the errors.
 
@@ -249,22 +250,36 @@ class Attempt:
         shared_receive: SharedReceiveQueue | None = None,
         domain: DomainArgument = None,
     ) -> None:
-        self.host: str = checked_host(host, "host", call)
-        self.port: int = checked_port(port, "port", call)
-        self.limit: TimeLimit = TimeLimit(optional_seconds(timeout, "timeout", call))
-        self.target: str = f"{host}:{port}"
+        if timeout is not None:
+            timeout = seconds(timeout, "timeout", call)
+        if type(host) is not str or not host or "\0" in host:
+            host = checked_host(host, "host", call)
+        if type(port) is not int or not 0 <= port <= 0xFFFF:
+            port = checked_port(port, "port", call)
+        self.host: str = host
+        self.port: int = port
+        self.limit: TimeLimit = TimeLimit(timeout)
+        self.address: str = ""
+        self._routes: Routes | None = None
         self.options: ConnectionOptions = options
-        self.source: tuple[str, int] | None = checked_source(source, "source", call)
+        self.source: tuple[str, int] | None = None
+        if source is not None:
+            self.source = checked_source(source, "source", call)
         self.shared_receive: SharedReceiveEndpoint | None = None
         if shared_receive is not None:
             instance(shared_receive, "shared_receive", SharedReceiveQueue, call)
             self.shared_receive = shared_receive._endpoint
         shared = self.shared_receive
         queue = None if shared is None else (shared.memory.state,)
-        self.domain: DomainChoice = DomainChoice(domain, call, queue)
-        self._requirement = self.domain.requirement(device)
+        self.domain: DomainChoice | None = None  # the domain that all share
+        if domain is None and queue is None:
+            self._requirement = required(device, call)
+        else:
+            self.domain = DomainChoice(domain, call, queue)
+            self._requirement = self.domain.requirement(device)
         self.step: str = "looking up the name"
         self._has_asked = False  # the peer may have the request
+        self._opened_at = origin()
 
     def of_name(
         self, use: Callable[[str, LocalAddresses], Awaitable[Connected]]
@@ -278,7 +293,7 @@ class Attempt:
         known = None if self.source is not None else known_address(self.host, 0)
         if known is None:
             return self._of_looked_up(use)
-        self.target = _target(self.host, self.port, known[0])
+        self.address = known[0]
         return use(known[0], ANY)
 
     async def _of_looked_up(
@@ -309,10 +324,10 @@ class Attempt:
         Raises:
             Exception: that of `routes.failure`; or of `use`, if it is no error of the address.
         """
-        limit, errors = self.limit, list[Exception]()
+        limit, errors, self._routes = self.limit, list[Exception](), routes
         try:
             for place, address in enumerate(routes.addresses):
-                self.target = routes.target(address)
+                self.address = address
                 if len(routes.addresses) > 1:
                     self.limit = limit.share(len(routes.addresses) - place)
                 try:
@@ -325,13 +340,24 @@ class Attempt:
         finally:
             errors.clear()  # their tracebacks hold this frame
 
+    @property
+    def target(self) -> str:
+        """The peer's name, port and address, for the errors."""
+        if self._routes is not None:
+            return self._routes.target(self.address)
+        return _target(self.host, self.port, self.address or self.host)
+
+    @property
+    def _what(self) -> str:
+        return f"connect to {self.target}"
+
     def _timed_out(self, why: str = "") -> ConnectTimeoutError:
         return ConnectTimeoutError(
-            f"connect to {self.target}: {self.step} took longer than {self.limit.seconds:g} s{why}"
+            f"{self._what}: {self.step} took longer than {self.limit.seconds:g} s{why}"
         )
 
     def _refused(self, error: VerbsCallError) -> RdmaConnectionError:
-        return refused_call(f"connect to {self.target}: {self.step}", error)
+        return refused_call(f"{self._what}: {self.step}", error)
 
     async def prepare(self, address: str, local: LocalAddresses) -> Connection:
         """Perform the steps up to the queue pair, and post the pooled receives.
@@ -341,10 +367,7 @@ class Attempt:
             local: the local (host, port) to connect from, the first that can be bound.
         """
 
-        def prepare_from(source: SocketAddress | None) -> Awaitable[Connection]:
-            prepare = partial(self._prepare_within_limit, address, source)
-            return with_device(self._requirement, address, prepare)
-
+        prepare_from = partial(self._prepare_from, address)
         try:
             return await (prepare_from(None) if local is ANY else first_bound(local, prepare_from))
         except RdmaConnectionError:
@@ -354,21 +377,27 @@ class Attempt:
         except VerbsCallError as error:
             raise self._refused(error) from error
 
-    async def _prepare_within_limit(
-        self, host: str, source: SocketAddress | None, provider: Provider
-    ) -> Connection:
-        if not provider.blocks:
-            return await self._prepare(host, source, provider)
-        with anyio.fail_after(self.limit.left()):  # also of the waits for a free worker
-            return await self._prepare(host, source, provider)
+    def _prepare_from(self, host: str, source: SocketAddress | None) -> Awaitable[Connection]:
+        return with_device(self._requirement, host, partial(self._prepare, host, source))
+
+    async def _within_limit(self, opening: Awaitable[Opened]) -> Opened:
+        """Wait for what is not open yet."""
+        left = self.limit.left()
+        with anyio.CancelScope() as scope:
+            if left is not None:
+                scope.deadline = anyio.current_time() + left
+            return await opening
+        raise TimeoutError
 
     async def _prepare(
         self, host: str, source: SocketAddress | None, provider: Provider
     ) -> Connection:
-        what, timeout_ms = f"connect to {self.target}", milliseconds(self.limit.seconds)
+        timeout_ms = milliseconds(self.limit.seconds)
         self.limit.left()  # its time begins
         self.step = "making the identifier"
-        reactor = await reactor_of(provider)
+        reactor = open_reactor(provider)
+        if reactor is None:
+            reactor = await self._within_limit(reactor_of(provider))
         identifier = Identifier(reactor.channel)
         handshake = Handshake(reactor.loop, _S.RESOLVING_ADDRESS)
         reactor.subscribe(identifier, handshake.feed)
@@ -382,26 +411,37 @@ class Attempt:
             try:
                 identifier.resolve_address(host, self.port, source, timeout_ms)
             except VerbsCallError as error:
-                raise unbound(what, error, source) from error
+                raise unbound(self._what, error, source) from error
             await self._until(_S.RESOLVING_ROUTE, reactor, handshake)
-            hub = await reactor.hub(identifier)
-            self._requirement.check(hub.context.device_name, hub.context.kind, what)
+            hub = reactor.open_hub(identifier)
+            if hub is None:
+                hub = await self._within_limit(reactor.hub(identifier))
+            if not self._requirement.permits(hub.context.device_name, hub.context.kind):
+                self._requirement.check(hub.context.device_name, hub.context.kind, self._what)
             self.step = "resolving the route"
             try:
                 identifier.resolve_route(min(timeout_ms, ROUTE_TIMEOUT_MS))
             except VerbsCallError as error:
-                raise RouteError._of_call(what, error) from error
+                raise RouteError._of_call(self._what, error) from error
             await self._until(_S.CONNECTING, reactor, handshake)
-            domain = await self.domain.on(reactor, hub)
+            domain = None
+            if self.domain is not None:
+                domain = await self._within_limit(self.domain.on(reactor, hub))
         except BaseException:
             await drop(reactor, identifier)
             raise
         # From here the endpoint owns the identifier.
-        endpoint = Endpoint(reactor, hub, identifier, self.options, handshake, domain)
+        peer = host, self.port
+        endpoint = Endpoint(
+            *(reactor, hub, identifier, self.options, handshake, domain, peer, self._opened_at)
+        )
         reactor.subscribe(identifier, endpoint.handle_event)
         try:
             self.step = "making the queue pair"
             await endpoint.open(shared_receive=self.shared_receive)
+            left = self.limit.left() if provider.blocks else None
+            if left is not None and left <= 0:  # it has waited for a free worker
+                raise TimeoutError
             establish = partial(self._connect, endpoint, identifier)
             connection = Connection(endpoint, establish, IN_REQUEST)
             connection._post_pooled_receives()
@@ -414,7 +454,7 @@ class Attempt:
         reactor.poll_events(handshake)  # its event may be there already
         while handshake.state is not goal:
             if handshake.state is _S.BROKEN:
-                raise failed_event(f"connect to {self.target}", handshake.event)
+                raise failed_event(self._what, handshake.event)
             await handshake.change(self.limit)
 
     async def _connect(
@@ -426,8 +466,11 @@ class Attempt:
             if handshake.state is _S.CONNECTING and endpoint.teardown.cause is None:
                 said = private_data or announcement(endpoint)
                 await self._request(endpoint, identifier, said)
-            if not await endpoint.connected(self.limit):
-                raise failed_handshake(f"connect to {self.target}", endpoint)
+            while handshake.state in IN_PROGRESS:
+                await handshake.change(self.limit)
+            # It may have ended again by then, with messages to receive.
+            if not handshake.was_established:
+                raise failed_handshake(self._what, endpoint)
             endpoint.established()
         except BaseException as error:
             await self._undo(endpoint, error)

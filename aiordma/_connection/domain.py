@@ -11,7 +11,7 @@ from anyio.abc import AsyncResource
 from aiordma._base.arguments import wrong_type
 from aiordma._base.enums import Access
 from aiordma._base.process import never_pickled
-from aiordma._base.provider import Requirement
+from aiordma._base.provider import Requirement, required
 from aiordma._endpoint.domain_state import DomainState, make_private
 from aiordma._loop.threads import CREATES, Lane
 from aiordma._runtime.hub import DeviceHub
@@ -225,12 +225,12 @@ class DomainChoice:
             as `DomainState.require_usable`.
             TypeError, ValueError: `device` is invalid, or does not permit the domain's device.
         """
-        required = Requirement(device, self._call)
+        requirement = required(device, self._call)
         if self._state is None:
-            return required
+            return requirement
         context = self._state.hub.context
         name = context.device_name
-        if device != "auto" and not required.permits(name, context.kind):
+        if device != "auto" and not requirement.permits(name, context.kind):
             raise ValueError(f"{self._call}(): device={device!r}: the domain is on {name}")
         self._state.require_usable()
         return Requirement(name)

@@ -16,7 +16,7 @@ from aiordma._base.errors import (
     VerbsCallError,
 )
 from aiordma._base.options import ConnectionOptions
-from aiordma._base.origin import Place
+from aiordma._base.origin import Place, origin
 from aiordma._base.process import here, require_same_process
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
@@ -27,10 +27,10 @@ from aiordma._connection.domain import DomainChoice
 from aiordma._connection.handshake_errors import failed_event, failed_handshake
 from aiordma._connection.listener_receives import ListenerReceives
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._endpoint.handshake import Handshake
+from aiordma._endpoint.handshake import IN_PROGRESS, Handshake
 from aiordma._loop.event_loop import require_here
 from aiordma._loop.threads import ACCEPTS, Once, outwait
-from aiordma._runtime.reactor import AtLoopEnd, Reactor
+from aiordma._runtime.reactor import Reactor
 from aiordma._runtime.teardown import Phase
 from aiordma.verbs.identifier import Event, Identifier
 
@@ -82,8 +82,9 @@ class IncomingRequest:
         self._endpoint: Endpoint | None = None
         self._accepting: Endpoint | None = None
         self._tally = tally
-        self._at_end = AtLoopEnd(self._left_open, self._close, Once(reactor.loop))
-        reactor.enter(self._at_end)
+        self._closed: Once | None = None
+        self._has_left = False
+        reactor.enter(self)
         self.private_data: bytes
         self.private_data, self._max_sent = read_announcement(event.private_data)
         self.peer_address: SocketAddress | None = identifier.peer_address
@@ -152,16 +153,17 @@ class IncomingRequest:
         except BaseException:
             self._tally.failed += 1
             self._drop()
-            await outwait(self._at_end.closed)
+            await outwait(self.closed)
             raise
         # From here the endpoint owns the identifier.
         handshake = Handshake(reactor.loop, ConnectionState.ACCEPTING)
-        endpoint = Endpoint(reactor, hub, identifier, chosen, handshake, domain)
-        reactor.leave(self._at_end)
-        self._at_end.closed.set()
+        opened_at = (origin() if self.is_of_program else None) or self.origin
+        endpoint = Endpoint(
+            *(reactor, hub, identifier, chosen, handshake, domain, self.peer_address, opened_at)
+        )
+        self._leave()
         endpoint.calls.lane = ACCEPTS
         self._endpoint = endpoint
-        endpoint.teardown.origin = endpoint.teardown.origin or self.origin
         reactor.subscribe(identifier, endpoint.handle_event)
         try:
             self._require_wanted()
@@ -195,7 +197,11 @@ class IncomingRequest:
                 offered = self._limited_to_request(endpoint.options, private_data)
                 self.identifier._accept_with_own_retries(offered)
             self._reactor.poll_events(endpoint.handshake)  # its event may be there already
-            if not await endpoint.connected(TimeLimit(self._accept_timeout)):
+            handshake, limit = endpoint.handshake, TimeLimit(self._accept_timeout)
+            while handshake.state in IN_PROGRESS:
+                await handshake.change(limit)
+            # It may have ended again by then, with messages to receive.
+            if not handshake.was_established:
                 raise failed_handshake(self.operation, endpoint)
             endpoint.established()
         except BaseException as error:
@@ -260,27 +266,48 @@ class IncomingRequest:
         self._tally.rejected += 1
         self._refuse(private_data)
         self._drop()
-        await outwait(self._at_end.closed)
+        await outwait(self.closed)
 
     async def aclose(self) -> None:
         """Reject the peer, if it was not answered. See `ConnectionRequest.aclose`."""
         if not self.was_answered:
-            self._reactor.require_here(self, self._close)
+            self._reactor.require_here(self, self.close)
             await self.reject()
 
-    def _close(self) -> None:
+    # -- at the loop's end (Closable) -------------------------------------------------------------
+
+    hub = None  # until its endpoint has one
+
+    @property
+    def closed(self) -> Once:
+        """Set once it is answered."""
+        if self._closed is None:
+            self._closed = Once(self._reactor.loop, is_set=self._has_left)
+        return self._closed
+
+    def close(self) -> None:
         """Start `aclose` in the background, also outside of the event loop."""
         if self._process != here.pid:
-            self._at_end.closed.set()  # the request belongs to the parent process
+            self.closed.set()  # the request belongs to the parent process
         elif not self.was_answered:
             self.start_rejecting(lambda: None)
             self._tally.rejected += 1
 
-    def _left_open(self) -> str:
-        """Return the name for the reactor's warning that the request was not answered; empty for no
-        warning."""
+    def end_with_loop(self) -> None:
+        """Close it."""
+        self.close()
+
+    def left_open(self) -> str:
+        """Return its name for the warning that it was not answered; "" for no warning."""
         is_left = self.is_of_program and not self.was_answered and self._process == here.pid
         return repr(self) if is_left else ""
+
+    def _leave(self) -> None:
+        """Leave the end to an endpoint, or to nobody."""
+        self._reactor.leave(self)
+        self._has_left = True
+        if self._closed is not None:
+            self._closed.set()
 
     def start_rejecting(self, then: Callable[[], object], private_data: bytes = b"") -> None:
         """Start `reject` in the background, also outside of the event loop. Then call `then`. The
@@ -293,8 +320,7 @@ class IncomingRequest:
         """Destroy the identifier in the background, and then call `then`."""
 
         def dropped() -> None:
-            self._reactor.leave(self._at_end)
-            self._at_end.closed.set()
+            self._leave()
             then()
 
         self._reactor.drop(self.identifier, dropped)

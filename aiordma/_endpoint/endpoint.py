@@ -27,12 +27,11 @@ from aiordma._base.errors import (
     detached,
 )
 from aiordma._base.options import ConnectionOptions
-from aiordma._base.origin import warn_unclosed
+from aiordma._base.origin import Place, warn_unclosed
 from aiordma._base.process import forked, here
 from aiordma._base.socket_address import SocketAddress, address_text, unpack_address
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
 from aiordma._base.system import system
-from aiordma._base.time_limit import TimeLimit
 from aiordma._endpoint.causes import (
     Evidence,
     Follows,
@@ -135,6 +134,8 @@ class Endpoint:
         options: ConnectionOptions,
         handshake: Handshake,
         domain: DomainState | None = None,
+        peer: SocketAddress | None = None,
+        opened_at: Place | None = None,
     ) -> None:
         self.reactor = reactor
         self.hub = hub
@@ -145,11 +146,8 @@ class Endpoint:
         self.memory: Memory = Memory(
             hub, domain, self, "connection", lambda: self.teardown.is_closing
         )
-        self.peer_address: SocketAddress | None = identifier.peer_address
+        self.peer_address: SocketAddress | None = peer or identifier.peer_address
         """None if there is no single peer, or it is not known."""
-        peer = self.peer_address
-        self.peer_text: str | None = None if peer is None else address_text(peer)
-        """The peer's address for messages; None as of `peer_address`."""
         self._local: bytes | None = None
         """This side's address as C has it, once the identifier is being destroyed."""
         self.pair: Pair = Pair(hub, options)
@@ -158,7 +156,7 @@ class Endpoint:
         self.calls: Calls = Calls(self.loop, blocks=reactor.blocks)
         """Calls that use the queue pair or the identifier, and delay their destruction."""
         self.evidence: Evidence = Evidence()
-        self.teardown: Teardown = Teardown(reactor, self, hub)
+        self.teardown: Teardown = Teardown(reactor, self, hub, opened_at)
         hub.counters.add(self.work)
 
     def __repr__(self) -> str:
@@ -168,6 +166,12 @@ class Endpoint:
     def local_address(self) -> SocketAddress | None:
         """This side's address, if it has one."""
         return unpack_address(self._local or self.identifier._local())
+
+    @property
+    def peer_text(self) -> str | None:
+        """The peer's address for messages; None as of `peer_address`."""
+        peer = self.peer_address
+        return None if peer is None else address_text(peer)
 
     @property
     def capacity(self) -> Capacity:
@@ -231,17 +235,15 @@ class Endpoint:
             shared_receive.join(self)
             self.shared_receive = shared_receive
             shared = shared_receive.raw, shared_receive.queue.queue
-        await self.pair.reserve(service, shared)
-        self.hub.on_failure.add(self.fail)
-        create = partial(self.pair.create, self.identifier, self.memory.domain, self.header_parts)
-        await self.calls.run(create)
+        await self.pair.reserve(service, self.header_parts, shared)
+        await self.calls.run(partial(self.pair.create, self.identifier, self.memory.domain))
         self._open_port()
 
     def _open_port(self) -> None:
         """Open the port for requests, once there is a queue pair."""
         pair, port = self.pair.raw, self.work.port
         assert pair is not None
-        self.hub.on_queue_pair_error[self.pair.number] = self._queue_pair_failed
+        self.hub.pairs[self.pair.number] = self
         sizes = pair._made.cap
         port.open(
             pair.key,
@@ -253,6 +255,8 @@ class Endpoint:
             self.memory.pool,
         )
         port.has_pooled_receives = bool(self.options.receive_buffers)
+        if self.hub.failure is not None:  # meanwhile
+            self.fail(self.hub.failure)
         self._update_port()
 
     # -- the state ------------------------------------------------------------------------------
@@ -353,7 +357,8 @@ class Endpoint:
     def request_failed(self, request: WorkRequest, raw: tuple[int, ...]) -> Exception:
         """Return the error of a failed completion. The first failure that is not a flush becomes
         the cause of the end, and the `__cause__` of flushes."""
-        self._remember_failed(request)
+        if self.work.failed_sends is not None:
+            self._remember_failed(request)
         status, vendor_err = raw[1], raw[3]
         error: Exception
         if status != _FLUSH:
@@ -377,8 +382,9 @@ class Endpoint:
                 self.evidence.polls_events = False
         cause = self.teardown.cause
         is_pooled = self.shared_receive is None and self.work.port.has_pooled_receives
-        if cause is not None and request.is_receive and is_pooled:
-            return cause  # no program sees the request
+        known = cause or self.evidence.flush
+        if known is not None and request.is_receive and is_pooled:
+            return known  # no program sees the request
         error = self._flush_error(request, vendor_err)
         if cause is None:
             self._saw(What.FLUSHED, error)
@@ -462,9 +468,16 @@ class Endpoint:
         assert self.pair.raw is not None
         return f"{self.pair.raw._explain(count)}, {self.name}"
 
-    def _queue_pair_failed(self, error: DeviceEventError) -> None:
+    # -- for the hub (PairOwner) ----------------------------------------------------------------
+
+    def queue_pair_failed(self, error: DeviceEventError) -> None:
         """End with the device's event for the queue pair."""
         self.fail(device_error(self, error.event))
+
+    def watch(self, now: float) -> None:
+        """Look after messages that wait for long."""
+        if self.handshake.was_established and self.pair.service is QueuePairType.RC:
+            self.work.sends.watch(now)
 
     # -- CM events, and causes ------------------------------------------------------------------
 
@@ -581,18 +594,6 @@ class Endpoint:
         """End as broken, with this error as the cause, unless there is a cause already."""
         self._saw(What.REPORTED, error)
 
-    async def connected(self, limit: TimeLimit) -> bool:
-        """Wait for the end of the handshake, and return whether the peer is, or was, connected. The
-        connection may have ended again by then, with messages to receive.
-
-        Raises:
-            TimeoutError: the handshake's time limit is over.
-        """
-        handshake = self.handshake
-        while handshake.state in IN_PROGRESS:
-            await handshake.change(limit)
-        return handshake.was_established
-
     def established(self) -> None:
         """Query and set the attributes that are available only once the queue pair is connected."""
         is_live = self.teardown.phase is Phase.OPEN and self.pair.raw is not None
@@ -600,7 +601,6 @@ class Endpoint:
             return  # if it has disconnected already, there may be messages to receive
         if not self.hub.is_iwarp:
             self.pair.set_up()
-        self.hub.on_watch.add(self.work.sends.watch)
         keepalive, silence = self.options.keepalive, None
         if self.hub.leaves_silence_to_tcp:
             ours, peer = self.local_address, self.peer_address
@@ -627,10 +627,10 @@ class Endpoint:
 
     def _flush(self) -> None:
         """Move the queue pair to the error state, and fail the tasks that wait for a slot."""
-        cause, teardown = self.teardown.cause, self.teardown
+        cause, teardown, port = self.teardown.cause, self.teardown, self.work.port
         assert cause is not None
-        self._update_port()
-        self.work.port.flushed = cause
+        port.ready = port.can_receive = port.can_send_datagrams = False
+        port.flushed = cause
         if not self.handshake.awaits_answer:
             self._disconnect()
         if self.pair.raw is not None and (
@@ -700,8 +700,6 @@ class Endpoint:
             fail_all(self.work.requests, self._fail_with_flush)
         while self.pair.windows:
             self.pair.windows.popitem()[1]._freed()
-        self.hub.on_failure.discard(self.fail)
-        self.hub.on_watch.discard(self.work.sends.watch)
         self.pair.free()
         if self.shared_receive is not None:
             self.shared_receive.leave(self)

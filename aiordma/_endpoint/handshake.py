@@ -58,13 +58,13 @@ class Handshake:
             raise TimeoutError
         waiter: Waiter = self._loop.waiter()
         wake = waiter.wake
-        timer = None if left is None else self._loop.call_later(left, wake)
+        withdraw = None if left is None else self._loop.limit(left, wake)
         self._waiters.append(wake)
         try:
             await waiter.wait()
         finally:
-            if timer is not None:
-                timer.cancel()
+            if withdraw is not None:
+                withdraw()
             if wake in self._waiters:
                 self._waiters.remove(wake)
 

@@ -3,7 +3,7 @@ attributes in force once it is connected."""
 
 import logging
 import math
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aiordma._base.arguments import within_device
 from aiordma._base.connection_parameters import DEVICE_MAXIMUM
@@ -32,6 +32,9 @@ _IN_FORCE = (
 )
 """The attributes that the handshake has determined."""
 
+MOST_SIZES = 64
+"""Of so many options, a hub keeps what their queue pairs need."""
+
 _TCP_LEAST = 1.0
 """Seconds of a peer's silence that an iWARP device bears at least: TCP's clock is coarse."""
 
@@ -48,17 +51,70 @@ class Window(Protocol):
         """Release the bound memory, on the loop's thread, after `_free`."""
 
 
+class Sizes(NamedTuple):
+    """What a queue pair with some options has on a device."""
+
+    options: ConnectionOptions
+    entries: int
+    """In a completion queue."""
+    cqe: int | None
+    """The size of that queue, as the option."""
+    has_probe_entry: bool
+    """As of `Pair`."""
+    capacity: Capacity
+
+
+def _sizes(hub: DeviceHub, options: ConnectionOptions, header_parts: int, shared: bool) -> Sizes:
+    """Return the sizes, which are checked once for these options.
+
+    Raises:
+        ValueError: an option exceeds the device's limit; the message has both.
+    """
+    key = id(options), header_parts, shared
+    known: Sizes | None = hub.sizes.get(key)
+    if known is not None:
+        return known
+    limits, device = hub.attributes, hub.context.device_name
+    for name, limit in (
+        ("initiator_depth", limits.max_qp_init_rd_atom),
+        ("responder_resources", limits.max_qp_rd_atom),
+    ):
+        value = getattr(options, name)
+        if value != DEVICE_MAXIMUM:
+            within_device(value, name, 0, limit, device)
+    receives = 0 if shared else options.receive_queue
+    entries, has_probe_entry = options.max_send_wr + receives, False
+    if options.keepalive is not None or hub.leaves_silence_to_tcp:
+        has_probe_entry = options.max_send_wr < limits.max_qp_wr and (
+            options.cqe is None or entries <= options.cqe < limits.max_cqe
+        )
+    entries += has_probe_entry
+    cqe = None if options.cqe is None else options.cqe + has_probe_entry
+    hub.check_queue(entries, cqe)
+    capacity = Capacity(
+        options.max_send_wr + has_probe_entry,
+        receives,
+        min(options.max_send_sge, limits.max_sge),
+        min(options.max_recv_sge + header_parts, limits.max_sge),
+        options.max_inline_data,
+    )
+    capacity._check(hub.context)
+    if len(hub.sizes) == MOST_SIZES:
+        hub.sizes.clear()
+    sizes = hub.sizes[key] = Sizes(options, entries, cqe, has_probe_entry, capacity)
+    return sizes
+
+
 class Pair:
     """See the module. Call `reserve`, then `create`, and `free` at the end."""
 
     __slots__ = (
-        "_entries",
         "_hub",
         "_options",
         "_read_depth",
-        "_receives",
         "_share",
         "_shared",
+        "_sizes",
         "has_probe_entry",
         "max_message",
         "number",
@@ -84,18 +140,22 @@ class Pair:
         self._options = options
         self._shared: tuple[RawSharedReceiveQueue, CompletionQueue] | None = None
         self._share: CompletionQueueShare | None = None
-        self._entries = self._receives = 0
+        self._sizes: Sizes | None = None
         self._read_depth: int | None = None
 
     # -- creation -------------------------------------------------------------------------------
 
     async def reserve(
-        self, service: QueuePairType, shared: tuple[RawSharedReceiveQueue, CompletionQueue] | None
+        self,
+        service: QueuePairType,
+        header_parts: int,
+        shared: tuple[RawSharedReceiveQueue, CompletionQueue] | None,
     ) -> None:
         """Reserve the entries that its requests need in a completion queue.
 
         Args:
             service: its service.
+            header_parts: parts of a receive in addition to those of the caller.
             shared: the shared receive queue to use, and the completion queue of its receives; None:
                 its own receive queue.
 
@@ -104,44 +164,20 @@ class Pair:
             VerbsCallError: the driver refused.
         """
         self.service, self._shared = service, shared
-        options, limits = self._options, self._hub.attributes
-        for name, limit in (
-            ("initiator_depth", limits.max_qp_init_rd_atom),
-            ("responder_resources", limits.max_qp_rd_atom),
-        ):
-            value = getattr(options, name)
-            if value != DEVICE_MAXIMUM:
-                within_device(value, name, 0, limit, self._hub.context.device_name)
-        self._receives = 0 if shared is not None else options.receive_queue
-        entries = options.max_send_wr + self._receives
-        if options.keepalive is not None or self._hub.leaves_silence_to_tcp:
-            self.has_probe_entry = options.max_send_wr < limits.max_qp_wr and (
-                options.cqe is None or entries <= options.cqe < limits.max_cqe
-            )
-        spare = int(self.has_probe_entry)
-        self._entries = entries + spare
-        cqe = None if options.cqe is None else options.cqe + spare
-        needed = self._entries, options.comp_vector, cqe
+        self._sizes = sizes = _sizes(self._hub, self._options, header_parts, shared is not None)
+        self.has_probe_entry = sizes.has_probe_entry
+        needed = sizes.entries, self._options.comp_vector, sizes.cqe
         self._share = self._hub.reserve_at_once(*needed) or await self._hub.reserve(*needed)
 
-    def create(
-        self, identifier: Identifier | Unmanaged, domain: ProtectionDomain, header_parts: int
-    ) -> None:
-        """Create it, on the loop's thread or in a worker. `header_parts` are parts of a receive in
-        addition to those of the caller."""
+    def create(self, identifier: Identifier | Unmanaged, domain: ProtectionDomain) -> None:
+        """Create it, on the loop's thread or in a worker."""
         assert self._share is not None
-        options, queue = self._options, self._share.queue
+        assert self._sizes is not None
+        queue = self._share.queue
         shared, receives = self._shared or (None, queue)
-        max_sge = self._hub.attributes.max_sge
         self.max_message = self._hub.message_limit(identifier.port)
-        capacity = Capacity(
-            options.max_send_wr + self.has_probe_entry,
-            self._receives,
-            min(options.max_send_sge, max_sge),
-            min(options.max_recv_sge + header_parts, max_sge),
-            options.max_inline_data,
-        )
         manager = None if isinstance(identifier, Unmanaged) else identifier
+        capacity = self._sizes.capacity
         self.raw = QueuePair(
             *(domain, queue, receives, self.service, capacity, shared), manager=manager
         )
@@ -149,8 +185,8 @@ class Pair:
 
     def free(self) -> None:
         """Give its entries back, once it is destroyed."""
-        if self._share is not None:
-            self._share.reserved -= self._entries
+        if self._share is not None and self._sizes is not None:
+            self._share.reserved -= self._sizes.entries
 
     # -- once it is connected -------------------------------------------------------------------
 

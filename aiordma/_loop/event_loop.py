@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
+from math import inf
 from threading import current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -108,6 +109,10 @@ class EventLoop(Protocol):
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
         """Call the callback after some seconds; 0: in the loop's next iteration."""
+
+    def limit(self, seconds: float, callback: Callable[[], None]) -> Callable[[], object]:
+        """Call the callback after some seconds, and return what withdraws that: for time limits,
+        of which few pass. On asyncio they share one timer, which stays when they are withdrawn."""
 
     def call_from_thread(self, callback: Callable[[], None]) -> None:
         """Schedule the callback on the loop's thread, from another thread. If the loop ends before
@@ -251,6 +256,9 @@ class _AsyncioEventLoop(_Face):
         super().__init__()
         self._loop = self.asyncio_loop = loop
         self._tasks: dict[object, asyncio.Task[None]] = {}
+        self._limits: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._limit_timer: Timer | None = None
+        self._next_limit = inf
 
     def __repr__(self) -> str:
         return f"{self._loop!r} at {id(self._loop):#x}, of thread {self._thread_name!r}"
@@ -296,6 +304,30 @@ class _AsyncioEventLoop(_Face):
             if not self.has_ended:
                 raise
             return _Never()
+
+    def limit(self, seconds: float, callback: Callable[[], None]) -> Callable[[], object]:
+        key, when = object(), system.now() + seconds
+        self._limits[key] = when, callback
+        if when < self._next_limit:
+            if self._limit_timer is not None:
+                self._limit_timer.cancel()
+            self._watch_limits(when)
+        return partial(self._limits.pop, key, None)
+
+    def _watch_limits(self, when: float) -> None:
+        self._next_limit = when
+        self._limit_timer = self.call_later(max(when - system.now(), 1e-6), self._look_at_limits)
+
+    def _look_at_limits(self) -> None:
+        now, next_limit = system.now(), inf
+        for key, (when, callback) in list(self._limits.items()):
+            if when > now:
+                next_limit = min(next_limit, when)
+            elif self._limits.pop(key, None) is not None:
+                callback()
+        self._limit_timer, self._next_limit = None, inf
+        if next_limit < inf:
+            self._watch_limits(next_limit)
 
     def _deliver_soon(self) -> None:
         self._loop.call_soon_threadsafe(call_then_run, self._deliver)
@@ -448,6 +480,9 @@ class _TrioEventLoop(_Face):
 
         self.spawn(sleep_and_call, "aiordma: timer")
         return timer
+
+    def limit(self, seconds: float, callback: Callable[[], None]) -> Callable[[], object]:
+        return self.call_later(seconds, callback).cancel  # a timer that stays would hold up the end
 
     def _deliver_soon(self) -> None:
         self._token.run_sync_soon(self._deliver)

@@ -16,7 +16,6 @@ import errno
 import logging
 import queue
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from threading import RLock, Thread
 from typing import Any, TypeVar, cast
@@ -427,9 +426,16 @@ class Calls:
         if not self._blocks:
             return function()
         self.begin()
-        with ExitStack() as until_end:
-            until_end.callback(self.end)
-            return await in_thread(self._loop, function, self.lane, on_lost=until_end.close)
+        under_way = [self.end]
+
+        def end() -> None:
+            while under_way:
+                under_way.pop()()
+
+        try:
+            return await in_thread(self._loop, function, self.lane, on_lost=end)
+        finally:
+            end()
 
     def begin(self) -> None:
         """Count the beginning of a call that the caller runs."""

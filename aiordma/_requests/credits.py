@@ -53,15 +53,18 @@ class _Turn:
 class Credits(Slots):
     """A number of slots, and a queue of tasks that wait for them."""
 
+    waits: int = 0
+    """How often a task waited for a slot."""
+
+    _granted: _Turn | None = None
+    """The turn whose task has a slot and was woken, but has not run yet."""
+
+    _error: Exception | None = None
+
     def __init__(self, loop: EventLoop, total: int) -> None:
         super().__init__()
         self._loop = loop
         self._turns: deque[_Turn] = deque()
-        self._granted: _Turn | None = None
-        """The turn whose task has a slot and was woken, but has not run yet."""
-        self._error: Exception | None = None
-        self.waits: int = 0
-        """How often a task waited for a slot."""
         self.total = total
         self.free: int = total
 

@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from aiordma._base.arguments import member, text, whole_number, wrong_type, wrong_value
@@ -332,10 +333,19 @@ async def device_address(host: str, call: str) -> str:
 def known_address(host: str, port: int) -> SocketAddress | None:
     """Return a numeric address, with the index in place of an interface's name; None: it is a name,
     or invalid, which the resolver decides."""
+    if "%" in host:
+        return _parsed(host, port)  # anew: the index of an interface may change
+    return _remembered(host, port)
+
+
+def _parsed(host: str, port: int) -> SocketAddress | None:
     try:
         return unpack_address(pack_address(host, port))
     except ValueError:
         return None
+
+
+_remembered = lru_cache(256)(_parsed)
 
 
 async def addresses_of(

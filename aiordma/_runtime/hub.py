@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from typing import Any, Protocol
 
 import anyio
 
@@ -77,20 +78,33 @@ class CompletionQueueShare:
         self.reserved = 0
 
 
+class PairOwner(Protocol):
+    """What has a queue pair on the device."""
+
+    def fail(self, error: Exception) -> None:
+        """The device has failed, and completes no more requests."""
+
+    def queue_pair_failed(self, error: DeviceEventError) -> None:
+        """The device has reported an error of the queue pair, and no completion is more precise."""
+
+    def watch(self, now: float) -> None:
+        """Look after what waits for long: called each 1 to 10 s while requests are in flight."""
+
+
 class DeviceHub:
     """A device on an event loop. The reactor creates and closes it. `domain` is its protection
     domain.
 
     The hub owns the context, and closes it if construction fails. Construction and `close` may run
-    in any thread, all other methods only on the loop's. `on_failure` has a callback of each user.
-    They are called once, when the device fails and completes no more requests.
+    in any thread, all other methods only on the loop's. `pairs` has the owner of each queue pair,
+    by its number, from its creation until before its destruction. `on_failure` has a callback of
+    each other user. They are called once, when the device fails and completes no more requests.
 
     The hub passes the device's asynchronous events on by the number of the queue pair, or by the
-    object's address (`key`): a new queue pair can have the address of an event's. The
-    callbacks in `on_queue_pair_error` are called after a queue pair's error, with a short delay,
-    unless the endpoint has ended for a more precise cause by then. The callbacks in
-    `on_object_event` get the type of every other event of an object. Add a callback when the object
-    is created, and remove it before the object is destroyed.
+    object's address (`key`): a new queue pair can have the address of an event's. The owner hears
+    of a queue pair's error with a short delay, unless it has ended for a more precise cause by
+    then. The callbacks in `on_object_event` get the type of every other event of an object. Add a
+    callback when the object is created, and remove it before the object is destroyed.
     """
 
     def __init__(self, context: Context, loop: EventLoop, *, blocks: bool = True) -> None:
@@ -123,13 +137,13 @@ class DeviceHub:
         """When an endpoint has polled this last (`Endpoint.poll`), by the monotonic clock."""
         self.max_message: dict[int, int] = {}
         """By port: the length of its longest message. `message_limit` fills it."""
+        self.sizes: dict[tuple[int, int, bool], Any] = {}
+        """What queue pairs need on the device, by the options' identity: `_endpoint.pair`."""
         self.failure: Failure | None = None
         self.on_failure: set[Callable[[Failure], None]] = set()
         self.on_failed: Callable[[DeviceHub], object] = lambda _: None
-        """Called once, behind the callbacks of `on_failure`."""
-        self.on_watch: set[Callable[[float], None]] = set()
-        """Called with the time while requests are in flight, each 1 to 10 s."""
-        self.on_queue_pair_error: dict[int, Callable[[DeviceEventError], None]] = {}
+        """Called once, behind all users."""
+        self.pairs: dict[int, PairOwner] = {}
         self.on_object_event: dict[int, Callable[[AsyncEventType], None]] = {}
         self._events: Subscription | None = None
         self._stopped = False
@@ -195,14 +209,16 @@ class DeviceHub:
             VerbsCallError: a new queue could not be created, or the device has failed.
             DeviceEventError: the device has reported its failure.
         """
-        self._check_queue(entries, cqe)
+        self.check_queue(entries, cqe)
         async with self._making_queue:
             shared = self.reserve_at_once(entries, comp_vector, cqe)
             if shared is None:
                 shared = await self._grow(entries, comp_vector, cqe)
             return shared
 
-    def _check_queue(self, entries: int, cqe: int | None) -> None:
+    def check_queue(self, entries: int, cqe: int | None) -> None:
+        """Check that a completion queue can hold so many entries. Arguments and errors as of
+        `reserve`."""
         most = self.attributes.max_cqe
         if entries > most:
             raise ValueError(
@@ -377,7 +393,7 @@ class DeviceHub:
         self.loop.unpoll(self.poller)
         self.loop.unwatch(self.channel.fd)
         self.loop.unwatch(self.context.async_fd)
-        for report in list(self.on_failure):
+        for report in [*self.on_failure, *[owner.fail for owner in self.pairs.values()]]:
             report(error)
         self.on_failed(self)
 
@@ -406,15 +422,15 @@ class DeviceHub:
             if any(shared.queue.key == event.key for shared in self._queues):
                 self._fail(DeviceEventError(kind, f"a completion queue of {name}"))
         elif kind in QUEUE_PAIR_ERRORS:
-            report = self.on_queue_pair_error.get(event.qp_num)
-            if report is not None:
+            owner = self.pairs.get(event.qp_num)
+            if owner is not None:
                 error = DeviceEventError(kind, f"a queue pair of {name}")
                 # siw raises the event just before the completion with the request's error. For
                 # a refused access of the peer's, there is no completion.
                 is_precise = kind is AsyncEventType.QP_ACCESS_ERR
                 self.loop.call_later(
                     0 if is_precise else PRECISE_CAUSE_SECONDS,
-                    lambda: self._report_queue_pair_error(event.qp_num, report, error),
+                    lambda: self._report_queue_pair_error(event.qp_num, owner, error),
                 )
         elif event.key:
             handle = self.on_object_event.get(event.qp_num or event.key)
@@ -424,7 +440,7 @@ class DeviceHub:
             logger.info("%s: %s on port %d", name, kind.name, event.port)
 
     def _report_queue_pair_error(
-        self, qp_num: int, report: Callable[[DeviceEventError], None], error: DeviceEventError
+        self, qp_num: int, owner: PairOwner, error: DeviceEventError
     ) -> None:
         if self._stopped:
             return
@@ -432,12 +448,12 @@ class DeviceHub:
             self.drain()
         finally:  # a done callback may raise an interrupt
             # Otherwise a more precise cause has ended it.
-            if self.on_queue_pair_error.get(qp_num) == report:
-                report(error)
+            if self.pairs.get(qp_num) is owner:
+                owner.queue_pair_failed(error)
 
     def forget_queue_pair(self, qp_num: int) -> None:
         """Deliver no more events of a queue pair. Call this before destroying it."""
-        self.on_queue_pair_error.pop(qp_num, None)
+        self.pairs.pop(qp_num, None)
         self.on_object_event.pop(qp_num, None)
 
     # -- the watchdog -------------------------------------------------------------------------
@@ -461,8 +477,8 @@ class DeviceHub:
             self._watchdog_delay = min(2 * self._watchdog_delay, WATCHDOG_MOST_SECONDS)
         self._delivered = self.poller.delivered
         now = system.now()
-        for look in list(self.on_watch):
-            look(now)
+        for owner in list(self.pairs.values()):
+            owner.watch(now)
         # A queue whose event was lost still counts as armed: arm it again, then poll.
         self.poller.forget_arming()
         try:

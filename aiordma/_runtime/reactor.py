@@ -13,7 +13,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -84,20 +83,6 @@ class HasState(Protocol):
     state: ConnectionState
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AtLoopEnd:
-    """A Closable that consists of the private methods of a public object."""
-
-    left_open: Callable[[], str]
-    close: Callable[[], None]
-    closed: Once
-    hub: DeviceHub | None = None
-
-    def end_with_loop(self) -> None:
-        """Close it."""
-        self.close()
-
-
 class Reactor:
     """See the module. `reactor_of` returns it."""
 
@@ -128,6 +113,7 @@ class Reactor:
         self._closed = Once(loop)
         self._deadline: float | None = None  # for the calls under way, after the loop's end
         channel._is_left_to_owner = lambda: not loop.is_running
+        self._is_watching = True  # the channel
         loop.watch(channel.fd, self._readable)
 
     @property
@@ -207,9 +193,10 @@ class Reactor:
                 elif event.new_key:
                     # Its listener was closed: destroying the new identifier rejects the request.
                     self.drop(Identifier(self.channel, key=event.new_key))
-                has_changed = handshake is not None and handshake.state is not before
-                if self.ended or self._taken == EVENTS_AT_ONCE or has_changed:
+                if handshake is not None and handshake.state is not before:
                     return False  # further events make the channel readable again
+                if self.ended or self._taken == EVENTS_AT_ONCE:
+                    return False
         except VerbsCallError as error:
             # The failed event was consumed, and its identifier gets another event. Further events
             # make the channel readable again.
@@ -228,7 +215,11 @@ class Reactor:
             self.loop.call_later(0, self._readable)
 
     def _readable(self) -> None:
-        call_then_run(self.poll_events)
+        if self._destroying:  # its events have to wait
+            self._is_watching = False
+            self.loop.unwatch(self.channel.fd)
+        else:
+            call_then_run(self.poll_events)
 
     # -- destroying -----------------------------------------------------------------------------
 
@@ -286,13 +277,12 @@ class Reactor:
             self._since_events += 1
             function, then = self._unwanted.popleft()
             self._destroying += 1
-            if self._destroying == 1:
-                self.loop.unwatch(self.channel.fd)
             start_destroy(self.loop, function, partial(self._has_destroyed, then))
 
     def _has_destroyed(self, then: Then, error: BaseException | None) -> None:
         self._destroying -= 1
-        if not self._destroying and not self.ended:
+        if not self._destroying and not self._is_watching and not self.ended:
+            self._is_watching = True
             self.loop.watch(self.channel.fd, self._readable)
         try:
             then(error)
@@ -304,8 +294,13 @@ class Reactor:
 
     async def hub(self, identifier: Identifier) -> DeviceHub:
         """Return the hub of the device to which the identifier is bound. Open it if needed."""
-        key = identifier.device_key
-        return self._hubs.get(key) or await self._hub(key, identifier.context)
+        return self.open_hub(identifier) or await self._hub(
+            identifier.device_key, identifier.context
+        )
+
+    def open_hub(self, identifier: Identifier) -> DeviceHub | None:
+        """Return the hub of the device to which the identifier is bound; None: it is not open."""
+        return self._hubs.get(identifier.device_key)
 
     async def hub_of(self, device: str) -> DeviceHub:
         """Return the hub of a device by name. Open it if needed.
@@ -553,6 +548,19 @@ def current_reactors() -> list[Reactor]:
     return [] if known is None else list(known.reactors.values())
 
 
+def open_reactor(provider: Provider) -> Reactor | None:
+    """Return the running loop's reactor of a provider; None: it is not open.
+
+    Raises:
+        ForkError: the loop was inherited from the parent of this process.
+    """
+    known = _loops.get(running_loop())
+    reactor = None if known is None else known.reactors.get(provider.name)
+    if reactor is not None and reactor._process != here.pid:
+        require_same_process(reactor._process, "this event loop's RDMA channel")
+    return reactor
+
+
 async def reactor_of(provider: Provider) -> Reactor:
     """Return the running loop's reactor of a provider. Open it if needed.
 
@@ -561,16 +569,11 @@ async def reactor_of(provider: Provider) -> Reactor:
         VerbsCallError: no thread could be started, or no descriptors are left.
         ForkError: the loop was inherited from the parent of this process.
     """
-    key = running_loop()
-    known = _loops.get(key)
-    if known is None:
-        known = _loops[key] = _Loop()
-    reactor = known.reactors.get(provider.name)
+    reactor = open_reactor(provider)
     if reactor is None:
+        known = _loops.setdefault(running_loop(), _Loop())
         async with known.opening:
             reactor = known.reactors.get(provider.name) or await _open(provider, known)
-    if reactor._process != here.pid:
-        require_same_process(reactor._process, "this event loop's RDMA channel")
     return reactor
 
 

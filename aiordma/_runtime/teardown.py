@@ -99,65 +99,53 @@ class Above(Protocol):
 class Teardown:
     """See the module. Each object of the device has one, and ends nowhere else."""
 
-    __slots__ = (
-        "__weakref__",
-        "_above",
-        "_closed",
-        "_ended",
-        "_is_releasing",
-        "_leaks_for",
-        "_loop",
-        "_owner",
-        "_reactor",
-        "_timers",
-        "cause",
-        "has_ended",
-        "hub",
-        "is_closing",
-        "is_hurried",
-        "is_reported",
-        "on_closed",
-        "on_ended",
-        "origin",
-        "phase",
-        "process",
-        "refusal",
-    )
+    cause: Exception | None = None
+    """The cause of its end, once it is ending. It is stored: raise only `detached` copies, and set
+    it only to an error that nothing raises."""
 
-    def __init__(self, reactor: Reactor, owner: Owner, hub: DeviceHub | None = None) -> None:
-        loop = reactor.loop
+    is_closing: bool = False
+    """Whether the program has closed it."""
+
+    is_hurried: bool = False
+    """Whether a task waits for the end, so that no post is under way in the middle of which it was
+    begun; or the loop has ended."""
+
+    is_reported: bool = False
+    """Whether a warning has named it as left open, or none is to."""
+
+    has_ended: bool = False
+    """Whether the device has nothing of it any more, and every request has completed."""
+
+    refusal: Exception | None = None
+    """Why it has leaked. It is stored: raise only `detached` copies."""
+
+    _above: weakref.ReferenceType[Above] | None = None
+    _ended: Once | None = None
+    _closed: Once | None = None
+    _is_releasing = False
+    _leaks_for: Exception | None = None
+    """Why an object on it has leaked."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        owner: Owner,
+        hub: DeviceHub | None = None,
+        opened_at: Place | None = None,
+    ) -> None:
         self.hub: DeviceHub | None = hub
         """That of its device; None: it needs none."""
         self.phase: Phase = Phase.OPEN
         self.process: int = here.pid
-        self.cause: Exception | None = None
-        """The cause of its end, once it is ending. It is stored: raise only `detached` copies, and
-        set it only to an error that nothing raises."""
-        self.is_closing: bool = False
-        """Whether the program has closed it."""
-        self.is_hurried: bool = False
-        """Whether a task waits for the end, so that no post is under way in the middle of which it
-        was begun; or the loop has ended."""
-        self.is_reported: bool = False
-        """Whether a warning has named it as left open, or none is to."""
-        self.origin: Place = origin()
+        self.origin: Place = origin() if opened_at is None else opened_at
         """The line of the program that opened it; "" if it is not known."""
-        self.has_ended: bool = False
-        """Whether the device has nothing of it any more, and every request has completed."""
         self.on_ended: list[Callable[[], object]] = []
         """Called when `ended` is set, once."""
         self.on_closed: list[Callable[[], object]] = []
         """Called when the program has closed it, after `on_ended`, before the rest is released."""
-        self.refusal: Exception | None = None
-        """Why it has leaked. It is stored: raise only `detached` copies."""
-        self._above: weakref.ReferenceType[Above] | None = None
-        self._ended: Once | None = None
-        self._closed: Once | None = None
         self._owner = owner
         self._reactor = reactor
-        self._loop: EventLoop = loop
-        self._is_releasing = False
-        self._leaks_for: Exception | None = None  # why an object on it has leaked
+        self._loop: EventLoop = reactor.loop
         self._timers: dict[str, Timer] = {}
         reactor.enter(self)
 

@@ -22,6 +22,12 @@ __all__ = ("Event", "EventChannel")
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _TYPES = {int(each): each for each in CmEventType}
 _WITH_ADDRESS = (CmEventType.ESTABLISHED, CmEventType.MULTICAST_JOIN)
+_WITHOUT_PARAMETERS = (
+    CmEventType.ADDR_RESOLVED,
+    CmEventType.ROUTE_RESOLVED,
+    CmEventType.DISCONNECTED,
+)
+_NO_PARAMETERS = (0, b"", 0, 0, 0, 0, 0, 0, None, False, False)
 
 
 class Event(NamedTuple):
@@ -75,6 +81,8 @@ class EventChannel(Resource):
             self.provider: Provider = provider
             self._requests: set[int] = set()
             """The keys of identifiers, made by CONNECT_REQUEST events, that were not adopted."""
+            self._raws: list[Any] = []
+            """Structs for an event, which no call uses: a call releases the GIL."""
             provider.use_manager()
             pointer = provider.create_event_channel()
             self.pointer: Any = check_pointer(pointer, "rdma_create_event_channel")
@@ -116,36 +124,44 @@ class EventChannel(Resource):
 
     def _take(self) -> Event | None:
         """Take the next event; None: none is pending. The channel is open. See `events`."""
-        raw = ffi.new("struct aiordma_cm_event *")  # of this call alone: it releases the GIL
-        while True:
-            taken = lib.aiordma_next_cm_event(self.provider.table, self.pointer, raw)
-            if taken < 0:
-                check_negative_errno(taken, "rdma_get_cm_event")
-            if not taken:
-                return None
-            kind = _TYPES.get(raw.event)
-            if kind is not None:  # else it is an event of a newer librdmacm
-                break
-        request = kind is CmEventType.CONNECT_REQUEST
-        if request:
-            self._requests.add(raw.id)
-        has_address = kind in _WITH_ADDRESS and raw.address.port_num
-        fields = (
-            kind,
-            raw.status,
-            raw.listen_id if request else raw.id,
-            raw.id if request else 0,
-            bytes(ffi.buffer(raw.private_data, raw.private_data_length)),
-            raw.responder_resources,
-            raw.initiator_depth,
-            raw.retry_count,
-            raw.rnr_retry_count,
-            raw.qp_num,
-            raw.qkey,
-            AddressVector._read(raw.address) if has_address else None,
-            raw.flow_control != 0,
-            raw.srq != 0,
-        )
+        try:
+            raw = self._raws.pop()
+        except IndexError:
+            raw = ffi.new("struct aiordma_cm_event *")
+        try:
+            while True:
+                taken = lib.aiordma_next_cm_event(self.provider.table, self.pointer, raw)
+                if taken < 0:
+                    check_negative_errno(taken, "rdma_get_cm_event")
+                if not taken:
+                    return None
+                kind = _TYPES.get(raw.event)
+                if kind is not None:  # else it is an event of a newer librdmacm
+                    break
+            if kind in _WITHOUT_PARAMETERS:
+                return tuple.__new__(Event, (kind, raw.status, raw.id, *_NO_PARAMETERS))
+            request = kind is CmEventType.CONNECT_REQUEST
+            if request:
+                self._requests.add(raw.id)
+            has_address = kind in _WITH_ADDRESS and raw.address.port_num
+            fields = (
+                kind,
+                raw.status,
+                raw.listen_id if request else raw.id,
+                raw.id if request else 0,
+                bytes(ffi.buffer(raw.private_data, raw.private_data_length)),
+                raw.responder_resources,
+                raw.initiator_depth,
+                raw.retry_count,
+                raw.rnr_retry_count,
+                raw.qp_num,
+                raw.qkey,
+                AddressVector._read(raw.address) if has_address else None,
+                raw.flow_control != 0,
+                raw.srq != 0,
+            )
+        finally:
+            self._raws.append(raw)
         return tuple.__new__(Event, fields)  # the class's own constructor is written in Python
 
     def _destroy(self) -> None:

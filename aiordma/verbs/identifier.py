@@ -111,7 +111,7 @@ class Identifier(Resource):
             raise wrong_type(channel, "channel", "an EventChannel", "Identifier")
         if type(port_space) is not PortSpace:
             port_space = member(port_space, "port_space", PortSpace, "Identifier")
-        if key or type(key) is not int:
+        if type(key) is not int or not 0 <= key < 2**64:
             key = whole_number(key, "key", 0, 2**64 - 1, "Identifier")
         super().__init__(channel)
         self.provider: Provider = channel.provider
@@ -334,7 +334,8 @@ class Identifier(Resource):
 
         See: man rdma_resolve_addr.
         """
-        timeout_ms = whole_number(timeout_ms, "timeout_ms", 0, _MOST_INT, "resolve_address")
+        if type(timeout_ms) is not int or not 0 <= timeout_ms <= _MOST_INT:
+            timeout_ms = whole_number(timeout_ms, "timeout_ms", 0, _MOST_INT, "resolve_address")
         target = ffi.from_buffer(pack_address(host, port))
         origin = ffi.from_buffer(pack_address(*source)) if source else ffi.NULL
         try:
@@ -360,7 +361,8 @@ class Identifier(Resource):
 
         See: man rdma_resolve_route.
         """
-        timeout_ms = whole_number(timeout_ms, "timeout_ms", 0, _MOST_INT, "resolve_route")
+        if type(timeout_ms) is not int or not 0 <= timeout_ms <= _MOST_INT:
+            timeout_ms = whole_number(timeout_ms, "timeout_ms", 0, _MOST_INT, "resolve_route")
         self._require_device("rdma_resolve_route")
         self._call("resolve_route", timeout_ms)
 

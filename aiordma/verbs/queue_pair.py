@@ -85,13 +85,15 @@ class Capacity:
         if type(self.max_inline_data) is not int or not 0 <= self.max_inline_data < 2**32:
             whole_number(self.max_inline_data, "max_inline_data", 0, 2**32 - 1)
 
-    def _fill(self, raw: Any) -> None:
-        """Write the fields to a struct ibv_qp_cap."""
-        raw.max_send_wr = self.max_send_wr
-        raw.max_recv_wr = self.max_recv_wr
-        raw.max_send_sge = self.max_send_sge
-        raw.max_recv_sge = self.max_recv_sge
-        raw.max_inline_data = self.max_inline_data
+    def _sizes(self) -> tuple[int, int, int, int, int]:
+        """Return the fields of a struct ibv_qp_cap."""
+        return (
+            self.max_send_wr,
+            self.max_recv_wr,
+            self.max_send_sge,
+            self.max_recv_sge,
+            self.max_inline_data,
+        )
 
     @classmethod
     def _read(cls, raw: Any) -> "Capacity":
@@ -227,7 +229,7 @@ def checked_service(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: the service is none.
+        ValueError: the service is none, or the capacity exceeds the device's limits.
     """
     used: list[tuple[object, str, str]] = [
         (domain, "domain", "a ProtectionDomain"),
@@ -241,9 +243,10 @@ def checked_service(
             raise wrong_type(value, name, expected, call)
     if not isinstance(capacity, Capacity):
         raise wrong_type(capacity, "capacity", "a Capacity", call)
-    if type(service) is QueuePairType:
-        return service
-    return member(service, "service", QueuePairType, call)
+    if type(service) is not QueuePairType:
+        service = member(service, "service", QueuePairType, call)
+    capacity._check(domain.context)
+    return service
 
 
 _memberships = reentrant_lock()
@@ -270,6 +273,7 @@ class QueuePair(Resource):
     `aiordma.Connection` does this for you.
     """
 
+    # The arguments are checked: see `checked_service`.
     def __init__(
         self,
         domain: ProtectionDomain,
@@ -281,12 +285,14 @@ class QueuePair(Resource):
         *,
         manager: _Manager | None = None,
     ) -> None:
-        capacity._check(domain.context)
-        parents: dict[Any, None] = dict.fromkeys(
-            (domain, send_queue, receive_queue, shared_receive, manager)
-        )
-        parents.pop(None, None)
-        super().__init__(*parents)
+        used: list[Any] = [domain, send_queue]
+        if receive_queue is not send_queue:
+            used.append(receive_queue)
+        if shared_receive is not None:
+            used.append(shared_receive)
+        if manager is not None:
+            used.append(manager)
+        super().__init__(*used)
         try:
             self.provider: Provider = domain.provider
             self.domain = domain
@@ -294,13 +300,10 @@ class QueuePair(Resource):
             self.has_shared_receive: bool = shared_receive is not None
             self._manager = manager
             self._groups: set[tuple[bytes, int]] = set()
-            request = ffi.new("struct ibv_qp_init_attr *")
-            request.send_cq = send_queue.pointer
-            request.recv_cq = receive_queue.pointer
-            request.qp_type = service
-            if shared_receive is not None:
-                request.srq = shared_receive.pointer
-            capacity._fill(request.cap)
+            shared = ffi.NULL if shared_receive is None else shared_receive.pointer
+            queues = ffi.NULL, send_queue.pointer, receive_queue.pointer, shared
+            sizes = capacity._sizes()
+            request = ffi.new("struct ibv_qp_init_attr *", (*queues, sizes, service))
             if manager is None:
                 pointer = self.provider.create_qp(domain.pointer, request)
                 self.pointer: Any = check_pointer(pointer, "ibv_create_qp")

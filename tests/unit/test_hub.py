@@ -377,11 +377,16 @@ def test_the_watchdog_looks_rarer_and_rarer_and_ends_with_the_last_request(devic
 # -- asynchronous events --------------------------------------------------------------------------
 
 
+def owner_of(failed: list[DeviceEventError]) -> Any:
+    """Return the owner of a queue pair that collects its errors."""
+    return SimpleNamespace(queue_pair_failed=failed.append)
+
+
 def test_object_event_calls_its_registered_callback(device: Device) -> None:
     hub, loop = device.hub()
     failed: list[DeviceEventError] = []
     heard: list[AsyncEventType] = []
-    hub.on_queue_pair_error[0x10] = failed.append
+    hub.pairs[0x10] = owner_of(failed)
     hub.on_object_event[0x20] = heard.append
     kinds = (
         AsyncEventType.QP_FATAL,
@@ -406,7 +411,7 @@ def test_object_event_calls_its_registered_callback(device: Device) -> None:
 def test_a_queue_pairs_event_counts_for_less_than_its_completion(device: Device) -> None:
     hub, loop = device.hub()
     failed: list[DeviceEventError] = []
-    hub.on_queue_pair_error[0x10] = failed.append
+    hub.pairs[0x10] = owner_of(failed)
 
     def end() -> None:
         hub.forget_queue_pair(0x10)  # as the queue pair's owner does
