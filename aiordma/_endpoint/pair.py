@@ -9,7 +9,7 @@ from aiordma._base.arguments import within_device
 from aiordma._base.connection_parameters import DEVICE_MAXIMUM
 from aiordma._base.enums import QueuePairAttribute, QueuePairState, QueuePairType
 from aiordma._base.errors import TCP_SECONDS, VerbsCallError, retry_seconds
-from aiordma._base.options import ConnectionOptions
+from aiordma._base.options import DEFAULT_OPTIONS, ConnectionOptions
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.unmanaged_identifier import Unmanaged
 from aiordma.verbs import (
@@ -32,9 +32,6 @@ _IN_FORCE = (
 )
 """The attributes that the handshake has determined."""
 
-MOST_SIZES = 64
-"""Of so many options, a hub keeps what their queue pairs need."""
-
 _TCP_LEAST = 1.0
 """Seconds of a peer's silence that an iWARP device bears at least: TCP's clock is coarse."""
 
@@ -54,7 +51,6 @@ class Window(Protocol):
 class Sizes(NamedTuple):
     """What a queue pair with some options has on a device."""
 
-    options: ConnectionOptions
     entries: int
     """In a completion queue."""
     cqe: int | None
@@ -65,14 +61,14 @@ class Sizes(NamedTuple):
 
 
 def _sizes(hub: DeviceHub, options: ConnectionOptions, header_parts: int, shared: bool) -> Sizes:
-    """Return the sizes, which are checked once for these options.
+    """Return the sizes, which are checked once for the options of programs that name none.
 
     Raises:
         ValueError: an option exceeds the device's limit; the message has both.
     """
-    key = id(options), header_parts, shared
-    known: Sizes | None = hub.sizes.get(key)
-    if known is not None:
+    key = header_parts, shared
+    if options is DEFAULT_OPTIONS and key in hub.sizes:
+        known: Sizes = hub.sizes[key]
         return known
     limits, device = hub.attributes, hub.context.device_name
     for name, limit in (
@@ -99,9 +95,9 @@ def _sizes(hub: DeviceHub, options: ConnectionOptions, header_parts: int, shared
         options.max_inline_data,
     )
     capacity._check(hub.context)
-    if len(hub.sizes) == MOST_SIZES:
-        hub.sizes.clear()
-    sizes = hub.sizes[key] = Sizes(options, entries, cqe, has_probe_entry, capacity)
+    sizes = Sizes(entries, cqe, has_probe_entry, capacity)
+    if options is DEFAULT_OPTIONS:
+        hub.sizes[key] = sizes
     return sizes
 
 

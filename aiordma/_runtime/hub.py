@@ -137,8 +137,8 @@ class DeviceHub:
         """When an endpoint has polled this last (`Endpoint.poll`), by the monotonic clock."""
         self.max_message: dict[int, int] = {}
         """By port: the length of its longest message. `message_limit` fills it."""
-        self.sizes: dict[tuple[int, int, bool], Any] = {}
-        """What queue pairs need on the device, by the options' identity: `_endpoint.pair`."""
+        self.sizes: dict[tuple[int, bool], Any] = {}
+        """What queue pairs with the default options need on the device: see `_endpoint.pair`."""
         self.failure: Failure | None = None
         self.on_failure: set[Callable[[Failure], None]] = set()
         self.on_failed: Callable[[DeviceHub], object] = lambda _: None
