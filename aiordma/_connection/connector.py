@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar, Unpack
 
 import anyio
 
-from aiordma._base.arguments import instance, seconds, wrong_type
+from aiordma._base.arguments import instance, optional_seconds, wrong_type
 from aiordma._base.connection_parameters import (
     IN_REQUEST,
     check_private_data,
@@ -250,15 +250,9 @@ class Attempt:
         shared_receive: SharedReceiveQueue | None = None,
         domain: DomainArgument = None,
     ) -> None:
-        if timeout is not None:
-            timeout = seconds(timeout, "timeout", call)
-        if type(host) is not str or not host or "\0" in host:
-            host = checked_host(host, "host", call)
-        if type(port) is not int or not 0 <= port <= 0xFFFF:
-            port = checked_port(port, "port", call)
-        self.host: str = host
-        self.port: int = port
-        self.limit: TimeLimit = TimeLimit(timeout)
+        self.host: str = checked_host(host, "host", call)
+        self.port: int = checked_port(port, "port", call)
+        self.limit: TimeLimit = TimeLimit(optional_seconds(timeout, "timeout", call))
         self.address: str = ""
         self._routes: Routes | None = None
         self.options: ConnectionOptions = options

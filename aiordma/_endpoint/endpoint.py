@@ -627,10 +627,10 @@ class Endpoint:
 
     def _flush(self) -> None:
         """Move the queue pair to the error state, and fail the tasks that wait for a slot."""
-        cause, teardown, port = self.teardown.cause, self.teardown, self.work.port
+        cause, teardown = self.teardown.cause, self.teardown
         assert cause is not None
-        port.ready = port.can_receive = port.can_send_datagrams = False
-        port.flushed = cause
+        self._update_port()
+        self.work.port.flushed = cause
         if not self.handshake.awaits_answer:
             self._disconnect()
         if self.pair.raw is not None and (
