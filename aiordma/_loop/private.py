@@ -1,4 +1,5 @@
-"""Private interfaces of CPython's asyncio, all that aiordma uses, as of Python 3.11 to 3.14.
+"""Private interfaces of CPython's asyncio, all that aiordma uses, as of Python 3.11 to 3.14, and
+a text of anyio's.
 
 tests/unit/test_private_interfaces.py fails where a version lacks one. The engine in C has one
 more, `_Py_NewReference`, in engine/request.c.
@@ -25,6 +26,15 @@ running_asyncio_loop = _get_running_loop
 def expect_unfinished(task: asyncio.Task[Any]) -> None:
     """Let asyncio log nothing if the task is deleted before its end: it ends with its loop."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def is_of_scope(error: BaseException) -> bool:
+    """Return whether a cancellation is that of a scope of anyio or trio, which is raised again at
+    each wait in the scope. On asyncio, where one by `Task.cancel` is raised once, anyio's is known
+    by its text."""
+    if isinstance(error, asyncio.CancelledError):
+        return bool(error.args) and " cancel scope " in str(error.args[0])
+    return not isinstance(error, KeyboardInterrupt)
 
 
 def is_nested(loop: asyncio.AbstractEventLoop) -> bool:

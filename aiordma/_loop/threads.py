@@ -16,6 +16,7 @@ import errno
 import logging
 import queue
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from threading import RLock, Thread
 from typing import Any, TypeVar, cast
@@ -27,6 +28,7 @@ from aiordma._base.errors import VerbsCallError
 from aiordma._base.process import here
 from aiordma._base.system import system
 from aiordma._loop.event_loop import EventLoop, Waiter
+from aiordma._loop.private import is_of_scope
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -304,15 +306,21 @@ class Once:
 
 async def outwait(event: anyio.Event | Once) -> None:
     """Wait for an event in spite of cancellations and trio's KeyboardInterrupt. The last such
-    exception is raised once the event is set."""
+    exception is raised once the event is set; but a scope's cancellation not here: the scope raises
+    it again at each wait."""
     interrupted: BaseException | None = None
+    shield: AbstractContextManager[object] = nullcontext()  # a scope costs more than the wait
     try:
         while not event.is_set():
             try:
-                with anyio.CancelScope(shield=True):
+                with shield:
                     await event.wait()
+            except GeneratorExit:
+                raise  # no event loop runs here, which anyio would be asked for
             except (anyio.get_cancelled_exc_class(), KeyboardInterrupt) as error:
-                interrupted = error
+                if not is_of_scope(error):
+                    interrupted = error
+                shield = anyio.CancelScope(shield=True)
         if interrupted is not None:
             raise interrupted
     finally:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
+import anyio
 import pytest
 
 import aiordma
@@ -53,6 +54,17 @@ def test_unfinished_task_is_not_logged() -> None:
 
     assert left(private.expect_unfinished) == []
     assert len(left(lambda task: None)) == 1
+
+
+@pytest.mark.anyio
+async def test_a_scopes_cancellation_is_told_from_others() -> None:
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        with pytest.raises(anyio.get_cancelled_exc_class()) as raised:
+            await anyio.sleep(1)
+        assert private.is_of_scope(raised.value)
+    for other in (KeyboardInterrupt(), asyncio.CancelledError(), asyncio.CancelledError("why")):
+        assert not private.is_of_scope(other)
 
 
 class Reader(asyncio.StreamReader):
