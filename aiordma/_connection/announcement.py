@@ -9,6 +9,7 @@ from aiordma._endpoint.endpoint import Endpoint
 
 _MARK = b"aiordma\x01"
 _SIZE_BYTES = 4
+_BYTES = len(_MARK) + _SIZE_BYTES
 
 
 def announcement(endpoint: Endpoint) -> bytes:
@@ -21,7 +22,6 @@ def announcement(endpoint: Endpoint) -> bytes:
 def read_announcement(private_data: bytes) -> tuple[bytes, int | None]:
     """Return the private data of the peer's program, and how long the peer's receives are, if it
     says so."""
-    size = private_data[len(_MARK) : len(_MARK) + _SIZE_BYTES]
-    if not private_data.startswith(_MARK) or len(size) < _SIZE_BYTES:
+    if len(private_data) < _BYTES or not private_data.startswith(_MARK):
         return private_data, None
-    return b"", int.from_bytes(size, "big")
+    return b"", int.from_bytes(private_data[_BYTES - _SIZE_BYTES : _BYTES], "big")

@@ -396,7 +396,6 @@ class Attempt:
         handshake = Handshake(reactor.loop, _S.RESOLVING_ADDRESS)
         reactor.subscribe(identifier, handshake.feed)
         try:
-            identifier.set_ack_timeout(self.options.ack_timeout)
             if self.options.tos is not None:
                 identifier.set_tos(self.options.tos)
             if self.options.reuse_address:
@@ -412,6 +411,8 @@ class Attempt:
                 hub = await self._within_limit(reactor.hub(identifier))
             if not self._requirement.permits(hub.context.device_name, hub.context.kind):
                 self._requirement.check(hub.context.device_name, hub.context.kind, self._what)
+            if not hub.leaves_silence_to_tcp:
+                identifier.set_ack_timeout(self.options.ack_timeout)
             self.step = "resolving the route"
             try:
                 identifier.resolve_route(min(timeout_ms, ROUTE_TIMEOUT_MS))
@@ -466,6 +467,8 @@ class Attempt:
             if not handshake.was_established:
                 raise failed_handshake(self._what, endpoint)
             endpoint.established()
+            if not endpoint.hub.is_iwarp and endpoint.cause is None:
+                endpoint.pair.set_rnr_timer()
         except BaseException as error:
             await self._undo(endpoint, error)
             if isinstance(error, TimeoutError) and not isinstance(error, RdmaConnectionError):

@@ -167,7 +167,8 @@ class IncomingRequest:
         reactor.subscribe(identifier, endpoint.handle_event)
         try:
             self._require_wanted()
-            identifier.set_ack_timeout(chosen.ack_timeout)
+            if not hub.leaves_silence_to_tcp:
+                identifier.set_ack_timeout(chosen.ack_timeout)
             shared = await self.receives.on(endpoint, domain)
             await endpoint.open(shared_receive=shared)
             establish = partial(self._accept, endpoint)
@@ -190,12 +191,12 @@ class IncomingRequest:
                 endpoint.work.port.max_sent = self._max_sent
                 private_data = private_data or announcement(endpoint)
             if endpoint.hub.is_iwarp:
-                # The devices negotiate the depths themselves (RFC 6581), and TCP retransmits.
+                # The devices negotiate the depths themselves (RFC 6581).
                 self.identifier._accept(parameters_to_c(endpoint.options, private_data))
             else:
                 self._warn_of_no_retries(endpoint.options)
-                offered = self._limited_to_request(endpoint.options, private_data)
-                self.identifier._accept_with_own_retries(offered)
+                offered = self._limited_to_request(endpoint, private_data)
+                self.identifier._accept_with_own_retries(offered, endpoint.options.min_rnr_timer)
             self._reactor.poll_events(endpoint.handshake)  # its event may be there already
             handshake, limit = endpoint.handshake, TimeLimit(self._accept_timeout)
             while handshake.state in IN_PROGRESS:
@@ -244,18 +245,18 @@ class IncomingRequest:
             extra={"peer": address_text(self.peer_address)},
         )
 
-    def _limited_to_request(
-        self, chosen: ConnectionOptions, private_data: bytes
-    ) -> ConnectionParameters:
-        # At most what the peer offers. Its numbers are from this side's viewpoint (man
-        # rdma_accept).
-        event = self.event
+    def _limited_to_request(self, endpoint: Endpoint, private_data: bytes) -> ConnectionParameters:
+        # At most what the peer offers, and the device has. The peer's numbers are from this side's
+        # viewpoint (man rdma_accept).
+        event, chosen, device = self.event, endpoint.options, endpoint.hub.attributes
         return ConnectionParameters(
-            private_data=private_data,
-            responder_resources=min(chosen.responder_resources, event.responder_resources),
-            initiator_depth=min(chosen.initiator_depth, event.initiator_depth),
-            retry_count=chosen.retry_count,
-            rnr_retry_count=chosen.rnr_retry_count,
+            private_data,
+            min(chosen.responder_resources, event.responder_resources, device.max_qp_rd_atom),
+            min(chosen.initiator_depth, event.initiator_depth, device.max_qp_init_rd_atom),
+            chosen.retry_count,
+            chosen.rnr_retry_count,
+            endpoint.pair.number,
+            endpoint.shared_receive is not None,
         )
 
     # -- rejecting --------------------------------------------------------------------------------

@@ -595,12 +595,10 @@ class Endpoint:
         self._saw(What.REPORTED, error)
 
     def established(self) -> None:
-        """Query and set the attributes that are available only once the queue pair is connected."""
+        """Begin to watch the peer, once the queue pair is connected."""
         is_live = self.teardown.phase is Phase.OPEN and self.pair.raw is not None
         if not is_live or self.pair.service is not QueuePairType.RC:
             return  # if it has disconnected already, there may be messages to receive
-        if not self.hub.is_iwarp:
-            self.pair.set_up()
         keepalive, silence = self.options.keepalive, None
         if self.hub.leaves_silence_to_tcp:
             ours, peer = self.local_address, self.peer_address

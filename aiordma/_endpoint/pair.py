@@ -24,14 +24,6 @@ from aiordma.verbs.identifier import Identifier
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
-_IN_FORCE = (
-    QueuePairAttribute.STATE
-    | QueuePairAttribute.MAX_QP_RD_ATOMIC
-    | QueuePairAttribute.RETRY_CNT
-    | QueuePairAttribute.TIMEOUT
-)
-"""The attributes that the handshake has determined."""
-
 _TCP_LEAST = 1.0
 """Seconds of a peer's silence that an iWARP device bears at least: TCP's clock is coarse."""
 
@@ -127,7 +119,7 @@ class Pair:
         self.max_message: int = 0
         """Bytes of the longest message."""
         self.retries: tuple[int, int] = options.retry_count, options.ack_timeout
-        """The actual retry_count and ack_timeout."""
+        """Its retry_count and ack_timeout."""
         self.has_probe_entry: bool = False
         """Whether the send queue has an entry for the probe of an idle or silent peer."""
         self.windows: dict[int, Window] = {}
@@ -186,17 +178,14 @@ class Pair:
 
     # -- once it is connected -------------------------------------------------------------------
 
-    def set_up(self) -> None:
-        """Query and set the attributes that are available only now. An iWARP device has none."""
+    def set_rnr_timer(self) -> None:
+        """Set the delay before the peer resends a message that finds no receive, on the side that
+        has connected: there, librdmacm has moved the queue pair to RTS. Not on iWARP."""
         assert self.raw is not None
-        in_force = self.raw.query(_IN_FORCE)
-        self._read_depth = in_force.max_rd_atomic
-        self.retries = in_force.retry_cnt, in_force.timeout
+        delay = {"min_rnr_timer": self._options.min_rnr_timer}
         try:
-            # The delay before the peer resends a message that finds no receive.
-            current, delay = QueuePairState(in_force.qp_state), self._options.min_rnr_timer
-            self.raw._modify(current, None, None, {"min_rnr_timer": delay})
-        except (VerbsCallError, ValueError) as error:
+            self.raw._modify(QueuePairState.RTS, None, None, delay)
+        except VerbsCallError as error:
             # The peer may have disconnected already, and the queue pair with it.
             logger.debug("min_rnr_timer was not set: %s", error)
 
@@ -217,7 +206,7 @@ class Pair:
     def max_read_depth(self) -> int:
         """How many READs can be outstanding on the peer; 0: none, or the device does not say."""
         if self._read_depth is None and self.raw is not None:
-            self._read_depth = self.raw.query(_IN_FORCE).max_rd_atomic
+            self._read_depth = self.raw.query(QueuePairAttribute.MAX_QP_RD_ATOMIC).max_rd_atomic
         return self._read_depth or 0
 
     @property

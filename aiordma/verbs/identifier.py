@@ -7,7 +7,6 @@ The reactor waits for events and handles timeouts.
 import errno
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from aiordma._base.arguments import (
@@ -488,8 +487,11 @@ class Identifier(Resource):
         self._require_device("rdma_accept", "only the identifier of a CONNECT_REQUEST can accept")
         self._call("accept", parameters[0])
 
-    def _accept_with_own_retries(self, parameters: ConnectionParameters) -> None:
-        """Accept a connection request with this side's retry_count on the queue pair. Not on iWARP.
+    def _accept_with_own_retries(
+        self, parameters: ConnectionParameters, min_rnr_timer: int
+    ) -> None:
+        """Accept a connection request with this side's retry_count, and min_rnr_timer, on the queue
+        pair, whose number the parameters have. They are checked. Not on iWARP.
 
         librdmacm moves the queue pair to RTS with the retry_count of the peer's request. Some peers
         request 0 (the kernel's 9P client), and the first lost or late packet then ends the
@@ -497,25 +499,16 @@ class Identifier(Resource):
         RTS itself. During the accept it hides the queue pair from librdmacm, by removing it from
         the identifier.
         """
-        pair = self.queue_pair
+        pair, served = self.queue_pair, parameters.responder_resources
         assert pair is not None
-        device = pair.domain.context.query()
-        responder_resources = min(parameters.responder_resources, device.max_qp_rd_atom)
-        initiator_depth = min(parameters.initiator_depth, device.max_qp_init_rd_atom)
-        parameters = replace(
-            parameters,
-            responder_resources=responder_resources,
-            initiator_depth=initiator_depth,
-            qp_num=pair.qp_num,
-            shared_receive=pair.has_shared_receive,
-        )
         self._advance(pair, QueuePairState.INIT)
-        self._advance(pair, QueuePairState.RTR, max_dest_rd_atomic=responder_resources)
-        own = {"max_rd_atomic": initiator_depth, "retry_cnt": parameters.retry_count}
+        own = {"max_dest_rd_atomic": served, "min_rnr_timer": min_rnr_timer}
+        self._advance(pair, QueuePairState.RTR, **own)
+        own = {"max_rd_atomic": parameters.initiator_depth, "retry_cnt": parameters.retry_count}
         self._advance(pair, QueuePairState.RTS, **own)
         self.pointer.qp = ffi.NULL
         try:
-            self.accept(parameters)
+            self._accept(parameters._to_c())
         finally:
             self.pointer.qp = pair.pointer
 
