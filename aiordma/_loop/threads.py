@@ -16,7 +16,7 @@ import errno
 import logging
 import queue
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from threading import RLock, Thread
 from typing import Any, TypeVar, cast
@@ -46,11 +46,23 @@ Result = TypeVar("Result")
 class _Call:
     """A function that waits for a worker, or that a worker runs."""
 
-    __slots__ = ("begun", "is_abandoned", "run")
+    __slots__ = ("has_ended", "is_abandoned", "todo")
 
     def __init__(self, run: Callable[[], None]) -> None:
-        self.run: Callable[[], None] | None = run
-        self.begun = self.is_abandoned = False
+        self.todo: list[Callable[[], None]] = [run]
+        """Emptied by the worker that runs it, or by who withdraws it."""
+        self.has_ended = self.is_abandoned = False
+
+    def run(self) -> None:
+        """Run it, unless it was withdrawn."""
+        try:
+            function = self.todo.pop()
+        except IndexError:
+            return
+        try:
+            function()
+        except BaseException:
+            logger.exception("a call into the driver could not report its end")
 
 
 class Lane:
@@ -131,12 +143,11 @@ class Lane:
         if lock is not self._lock or self._process != here.pid:
             return False  # a call of the parent, which runs it
         with lock:
-            if call.run is None:
-                return False  # it has ended, or was withdrawn before
-            if not call.begun:
-                call.run = None
+            with suppress(IndexError):  # the call has begun
+                call.todo.pop()
+                call.has_ended = True
                 return True
-            if not call.is_abandoned and self._abandoned < MOST_ABANDONED:
+            if not (call.has_ended or call.is_abandoned) and self._abandoned < MOST_ABANDONED:
                 call.is_abandoned = True
                 self._abandoned += 1
                 self._ensure_worker()
@@ -154,26 +165,16 @@ class Lane:
                         continue  # a call is being put into the queue, or this one is kept
                     self._workers -= lock is self._lock
                     return
-            self._run(call, lock)
-            del call  # an idle worker keeps no objects alive
+            call.run()
             with lock:
-                if lock is self._lock and self._workers > self.max_workers + self._abandoned:
-                    self._workers -= 1
-                    return
-
-    def _run(self, call: _Call, lock: RLock) -> None:
-        with lock:
-            call.begun, run = True, call.run
-        try:
-            if run is not None:
-                run()
-        except BaseException:
-            logger.exception("a call into the driver could not report its end")
-        with lock:
-            call.run = None
-            if lock is self._lock:
-                self._calls -= 1
-                self._abandoned -= call.is_abandoned
+                call.has_ended = True
+                if lock is self._lock:
+                    self._calls -= 1
+                    self._abandoned -= call.is_abandoned
+                    if self._workers > self.max_workers + self._abandoned:
+                        self._workers -= 1
+                        return
+            del call  # an idle worker keeps no objects alive
 
 
 PEERS = Lane(64)
