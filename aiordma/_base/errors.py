@@ -231,17 +231,6 @@ class DeviceEventError(RdmaError, builtins.ConnectionError, anyio.BrokenResource
         self.what = what
 
 
-class NoMemoryError(RdmaError, builtins.ConnectionError, anyio.BrokenResourceError):
-    """This process had no memory for a step that a connection needs and that no call of the program
-    could report, so the connection has ended. `__cause__` is the error of the step, if there is
-    one. Give the process more memory, or use fewer connections or smaller `receive_buffers=` and
-    `receive_size=`, then open a new connection. Also a builtin ConnectionError, and not a
-    MemoryError: a call that finds no memory raises that, and usually the connection keeps
-    working."""
-
-    _usual_errno = errno_module.ENOMEM
-
-
 class PeerGoneError(RdmaError, builtins.ConnectionError):
     """The peer of an established connection has gone. Base class of DisconnectedError (the peer or
     its kernel disconnected), RetryExceededError (the peer's device acknowledges nothing),

@@ -8,13 +8,14 @@ The engine (engine/arrivals.c) keeps the queue, and hands out what is there. Her
 and the errors.
 """
 
+import errno
 from collections.abc import Callable
 from functools import partial
 
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from aiordma._base.enums import QueuePairType
-from aiordma._base.errors import BusyError, NoMemoryError, RdmaError, cause_text, detached
+from aiordma._base.errors import BusyError, RdmaError, VerbsCallError, detached
 from aiordma._base.states import ConnectionState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._native import ArrivalQueue, ArrivalView, Lease, PooledReceives
@@ -187,9 +188,8 @@ class Arrivals:
         except RdmaError as error:
             poster.fail(error)
         except (OSError, MemoryError) as error:  # OSError: no memory could be mapped
-            lacking = NoMemoryError(
-                f"there was no memory for another receive buffer: {cause_text(error)}"
-            )
+            hint = "The connection had no memory for another receive buffer"
+            lacking = VerbsCallError(errno.ENOMEM, "mmap", hint)
             lacking.__cause__ = detached(error)
             poster.fail(lacking)
         else:

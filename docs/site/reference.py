@@ -204,7 +204,6 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "NoDeviceError",
             "DeviceRequirementError",
             "NotSupportedError",
-            "NoMemoryError",
             "NotPostedError",
             "ClosedError",
             "BusyError",

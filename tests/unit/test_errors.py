@@ -126,7 +126,6 @@ FAMILIES: dict[type[Exception], tuple[type[Exception], ...]] = {
     ),
     errors.FlushedError: (WorkCompletionError, ConnectionError),
     errors.NoDeviceError: (RdmaError, ConnectionError),
-    errors.NoMemoryError: (RdmaError, ConnectionError, anyio.BrokenResourceError),
     errors.NotPostedError: (RdmaError,),
     errors.NotSupportedError: (RdmaError,),
     errors.PeerFlushedError: (errors.PeerGoneError, errors.FlushedError),
@@ -168,7 +167,6 @@ ERRNOS: list[tuple[RdmaError, int | None]] = [
     (errors.UnreachableError("no answer"), errno.ETIMEDOUT),
     (errors.RouteError("no route"), errno.EHOSTUNREACH),
     (errors.StreamProtocolError("no rsocket"), errno.EPROTO),
-    (errors.NoMemoryError("no memory for a step"), errno.ENOMEM),
     (errors.DeviceEventError(AsyncEventType.QP_FATAL, "a queue pair"), errno.ECONNABORTED),
     (completion_error(Status.RETRY_EXC_ERR, "SEND"), errno.ETIMEDOUT),
     (completion_error(Status.REM_ACCESS_ERR, "WRITE"), errno.ECONNRESET),
@@ -244,7 +242,6 @@ EXAMPLES: list[RdmaError] = [
     errors.ClosedError("this connection is closed"),
     errors.BusyError("2 posted work requests still own it"),
     errors.NoDeviceError("there is none"),
-    errors.NoMemoryError("there was no memory"),
     errors.NotPostedError("its chain was not posted"),
     RdmaError(),
 ]
