@@ -127,7 +127,6 @@ static void unlist(struct sw_progress *progress)
     if (progress->next_lent)
         progress->next_lent->lent_link = progress->lent_link;
     progress->is_lent = 0;
-    progress->pace = 0;
 }
 
 static void take_back(struct sw_progress *progress)
