@@ -48,6 +48,9 @@ INTEGRATIONS: dict[str, tuple[ModuleType, str]] = {
         "valkey": "A client of Valkey. [Valkey over RDMA](../valkey.md) explains it.",
         "ray": "A transport for Ray. [Arrays and tensors](../arrays.md#ray) explains it. `pip "
         "install 'aiordma[ray]'`.",
+        "torch": "A transport for torch. [Arrays and "
+        "tensors](../arrays.md#torch-s-one-sided-transports) explains it. A program need not "
+        "import it: torch finds it by its entry point.",
         "httpcore": "httpx and httpcore over [byte streams](../streams.md). `pip install "
         "'aiordma[httpx]'`.",
         "opentelemetry": "[Observability](../observability.md) explains it. `pip install "
