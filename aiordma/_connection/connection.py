@@ -1042,6 +1042,10 @@ class Connection(Posting, ObjectStream[bytes]):
         """
         await self._endpoint.teardown.aclose()
 
+    def _close_soon(self) -> None:
+        """Close in the background."""
+        self._endpoint.close()
+
     async def __aexit__(
         self,
         kind: type[BaseException] | None,

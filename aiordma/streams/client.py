@@ -164,7 +164,7 @@ class ReachedBySocketsError(Exception):
 
 
 def _refuse_software(connection: Connection) -> None:
-    if connection._endpoint.hub.context.device_name == SOFTWARE:
+    if connection.device_name == SOFTWARE:
         raise ReachedBySocketsError
 
 
@@ -190,7 +190,7 @@ async def connect_for_socket(
     host, port = (await addresses_of(*address, family))[0]
     attempt = settings.attempt(host, port, source)
     connection, rsocket = await connect_rsocket(settings, attempt, check=_refuse_software)
-    connection._endpoint.teardown.is_reported = True  # until its transport takes over
+    rsocket.teardown.is_reported = True  # until its transport takes over
     return connection, rsocket
 
 

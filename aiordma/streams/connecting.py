@@ -7,18 +7,13 @@ from typing import Unpack
 
 import anyio
 
-from aiordma._base.errors import (
-    ConnectTimeoutError,
-    StreamProtocolError,
-)
+from aiordma._base.errors import ConnectTimeoutError
 from aiordma._base.opening import opens
 from aiordma._base.rejections import NOT_ACCEPTED, is_backlog_full
-from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import Attempt, LocalAddresses
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.several_addresses import Routes
-from aiordma.streams.ending import ClosesOnceDrained
 from aiordma.streams.rsocket import Rsocket
 from aiordma.streams.settings import StreamOptions, StreamSettings, naming
 from aiordma.streams.stream import Stream
@@ -123,41 +118,16 @@ async def _closed_on_failure(connection: Connection) -> AsyncIterator[None]:
 
 
 class _Connecting:
-    """A stream whose connection is not established yet. See Above.
-
-    If its connect is cancelled, the connection ends once the peer has accepted it,
-    with an end of the data, as over TCP. It has no data, so none can be missing. If the peer does
-    not accept within `close_timeout`, at most ABORT_SECONDS, it finds the connection closed."""
+    """A stream whose connection is not established yet. See Above."""
 
     _is_ending = False
 
     def __init__(self, connection: Connection, rsocket: Rsocket) -> None:
         self._connection, self._rsocket = connection, rsocket
-        self._endpoint = connection._endpoint
-        self._endpoint.teardown.above = self
+        rsocket.teardown.above = self
 
     def _end_soon(self) -> None:
-        closing = ClosesOnceDrained(self._connection, self._rsocket)
-        self._endpoint.teardown.is_reported = True
-        self._end_data(closing)
-
-    def _end_data(self, closing: ClosesOnceDrained) -> None:
-        event, rsocket = self._endpoint.handshake.event, self._rsocket
-        if self._endpoint.state is ConnectionState.CONNECTING:
-            self._endpoint.handshake.call_at_change(lambda: self._end_data(closing))
-            return
-        if self._endpoint.state is not ConnectionState.ESTABLISHED or event is None:
-            closing.close()
-            return
-        try:
-            rsocket.start(event.private_data)
-        except StreamProtocolError:
-            closing.close()
-            return
-        rsocket.begin(is_first=True)
-        rsocket.path.close_write(True)
-        if not rsocket.notify_drained(closing.close):
-            closing.close()
+        self._rsocket.withdraw(self._connection)
 
 
 async def connect_rsocket(

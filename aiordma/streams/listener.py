@@ -4,6 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Unpack
+from weakref import WeakKeyDictionary
 
 import anyio
 from anyio.abc import Listener as AnyListener
@@ -75,7 +76,7 @@ async def listen_for_rsockets(
     ipv6_only: bool | None,
 ) -> "StreamListener":
     """Do the work of `listen_stream`."""
-    rsockets: dict[Connection, Rsocket] = {}
+    rsockets: WeakKeyDictionary[Connection, Rsocket] = WeakKeyDictionary()
     endpoint = await open_listener(
         settings.call,
         settings.options,
@@ -92,11 +93,11 @@ async def listen_for_rsockets(
 
 async def _establish(
     settings: StreamSettings,
-    rsockets: dict[Connection, Rsocket],
+    rsockets: WeakKeyDictionary[Connection, Rsocket],
     request: IncomingRequest,
     _private_data: bytes,
 ) -> Connection:
-    """Answer a request, and enter the connection's rsocket into `rsockets`."""
+    """Answer a request, and enter the connection's rsocket into `rsockets`, until it is taken."""
     peer = request.private_data
     connection = await request.prepare()
     try:
@@ -109,7 +110,6 @@ async def _establish(
         await connection.aclose()  # before `establish`, this rejects the peer
         raise
     rsockets[connection] = rsocket
-    connection._endpoint.teardown.on_closed.append(partial(rsockets.pop, connection, None))
     return connection
 
 
@@ -120,7 +120,7 @@ class StreamListener(AnyListener[Stream]):
         self,
         endpoint: ListenerEndpoint,
         settings: StreamSettings,
-        rsockets: dict[Connection, Rsocket],
+        rsockets: WeakKeyDictionary[Connection, Rsocket],
     ) -> None:
         self._endpoint = endpoint
         self._settings = settings
@@ -233,6 +233,16 @@ class StreamListener(AnyListener[Stream]):
     def _set_serving(self, is_serving: bool) -> None:
         """Accept peers, as a new listener does, or reject each at once."""
         self._endpoint.is_serving = is_serving
+
+    async def _accept_all(self, make: Callable[[Connection, Rsocket], object]) -> None:
+        """Call a function for each peer, until the listener is closed."""
+
+        def take(accepted: Acceptance) -> None:
+            taken = self._take_or_log(accepted)
+            if taken is not None:
+                make(*taken)
+
+        await self._endpoint.accept_all(take)
 
     def _close_soon(self) -> None:
         """Stop listening, and close in the background. `aclose` waits for the end."""

@@ -417,7 +417,7 @@ def _address(address: Any) -> tuple[str, int]:
 
 def _close(replaced: _Replaced) -> None:
     if replaced.stream is not None:
-        replaced.stream[0]._endpoint.close()
+        replaced.stream[0]._close_soon()
 
 
 def new_event_loop(

@@ -80,7 +80,7 @@ def stream_path(connection: Connection, memory: Memory) -> StreamPath:
     """Return the data path of a stream."""
     options = connection.options
     return StreamPath(
-        port=connection._endpoint.work.port,
+        port=connection._port,
         lent=memory.lent,
         lent_memory=memory.lent_bytes,
         lent_rkey=memory.lent.rkey,

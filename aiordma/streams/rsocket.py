@@ -5,6 +5,7 @@ transports can both be built on them.
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from aiordma._base.enums import WorkCompletionOpcode
@@ -14,11 +15,13 @@ from aiordma._base.errors import (
     StreamProtocolError,
     detached,
 )
+from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
 from aiordma._endpoint.capabilities import has_immediate
 from aiordma._endpoint.domain_state import wrong_domain
 from aiordma._endpoint.registration import register
 from aiordma._loop.threads import Once
+from aiordma.streams.channel import Channel
 from aiordma.streams.path import LENT, WORD_BYTES, Memory, StreamPath
 from aiordma.streams.protocol import GRANT_BYTES, Hello
 from aiordma.verbs.completion import WorkCompletion
@@ -35,20 +38,14 @@ CLOSE_TIMEOUT = 5.0
 _RECEIVED_WORD = int(WorkCompletionOpcode.RECV)
 
 
-class Rsocket:
+class Rsocket(Channel):
     """See the module. The connection is a prepared one, with `receive_buffers=0`.
 
     Args:
         connection: see above.
         memory: the memory of the data path.
-        path: as the attribute.
-        close_timeout: as the attribute.
-
-    Attributes:
         path: the data path.
         close_timeout: how many seconds a close waits for `drained`.
-        buffer_sizes: the bytes of the ring that the peer writes to, and of that for sending, at
-            the beginning.
 
     Raises:
         VerbsCallError: a receive could not be posted.
@@ -57,23 +54,23 @@ class Rsocket:
     def __init__(
         self, connection: Connection, memory: Memory, path: StreamPath, close_timeout: float
     ) -> None:
-        self.close_timeout = close_timeout
-        self.buffer_sizes: tuple[int, int] = (memory.ring_bytes, memory.ring_bytes)
-        # This object must not hold the connection: posted requests hold it, by the path.
-        self._endpoint = connection._endpoint
+        super().__init__(connection, close_timeout, (memory.ring_bytes, memory.ring_bytes))
         self._is_iwarp = self._endpoint.hub.is_iwarp
         self._takes_immediate = self._is_iwarp and has_immediate(self._endpoint)
         self._credits = connection.options.max_recv_wr
         self._memory = memory
-        self._error: Exception | None = None
-        self.path: StreamPath = path
+        self._path = path
         self.path.owner = self
-        teardown = self._endpoint.teardown
-        teardown.on_ended.append(self.path.end)
-        teardown.on_closed.append(self._let_go)
+        self.teardown.on_ended.append(self.path.end)
+        self.teardown.on_closed.append(self._let_go)
         self.path.post_receives()
         if self._error is not None:
             raise detached(self._error)
+
+    @property
+    def path(self) -> StreamPath:
+        """The data path."""
+        return self._path
 
     # -- the handshake ----------------------------------------------------------------------------
 
@@ -117,24 +114,23 @@ class Rsocket:
     # -- errors -----------------------------------------------------------------------------------
 
     def read_error(self) -> Exception | None:
-        """Why nothing more can be read, once everything was read; None if data may still come, or
-        if the peer has ended its data in order (`at_eof`)."""
+        """As `Channel.read_error`."""
         if self.path.at_eof:
             return None
         if self._error is not None:
             return detached(self._error)
-        if self._endpoint.teardown.has_ended:
+        if self.teardown.has_ended:
             return self._end_error()
         return None
 
     def write_error(self) -> Exception | None:
-        """Why nothing can be written, or None."""
+        """As `Channel.write_error`."""
         if self._error is not None:
             return detached(self._error)
         if self._endpoint.cause is not None:
             return self._end_error()
         if self.path.peer_disconnected:
-            return DisconnectedError(f"{self._endpoint.name}: the peer has closed the stream")
+            return DisconnectedError(f"{self.name}: the peer has closed the stream")
         return None
 
     def _end_error(self) -> Exception:
@@ -148,14 +144,7 @@ class Rsocket:
     # -- sending ----------------------------------------------------------------------------------
 
     def write(self, data: bytes | memoryview) -> int:
-        """Copy and post as much as there is room for; returns the number of bytes.
-
-        Args:
-            data: contiguous bytes.
-
-        Raises:
-            RdmaError: a request could not be posted; the stream has ended.
-        """
+        """As `Channel.write`."""
         done = self.path.write(data)
         if done < 0:
             self._raise()
@@ -178,7 +167,7 @@ class Rsocket:
         return done
 
     def _raise(self) -> NoReturn:
-        ended = f"{self._endpoint.name}: the stream has ended"
+        ended = f"{self.name}: the stream has ended"
         error = self.write_error()
         raise DisconnectedError(ended) if error is None else error
 
@@ -187,14 +176,13 @@ class Rsocket:
 
         Cancellation: has no effect on the stream.
         """
-        drained = Once(self._endpoint.loop)
+        drained = Once(self.loop)
         if self.notify_drained(drained.set):
             await drained.wait()
 
     def notify_drained(self, callback: Callable[[], object], /) -> bool:
-        """Call the callback, once or several times, when the peer's device has everything that was
-        written, or at the end. Return False, and do nothing, if that is so now."""
-        if self.path.is_drained or self._endpoint.teardown.has_ended or self._error is not None:
+        """As `Channel.notify_drained`."""
+        if self.path.is_drained or self.teardown.has_ended or self._error is not None:
             return False
         self.path.on_drained = callback
         return True
@@ -210,7 +198,7 @@ class Rsocket:
         try:
             region = register(self._endpoint, memory, None if outwards else LENT)
         except RdmaError as error:
-            logger.debug("%s keeps its small buffer: %s", self._endpoint.name, error)
+            logger.debug("%s keeps its small buffer: %s", self.name, error)
             return
         self.path.grow(outwards, region, memory, region.lkey if outwards else region.rkey)
 
@@ -218,7 +206,7 @@ class Rsocket:
 
     def violated(self, text: str) -> None:
         """End the stream: the peer violated the protocol."""
-        self.fail(StreamProtocolError(f"{self._endpoint.name}: {text}"))
+        self.fail(StreamProtocolError(f"{self.name}: {text}"))
 
     def wrong_arrival(self, completion: WorkCompletion) -> None:
         """End the stream: the peer sent a message of another kind."""
@@ -242,17 +230,36 @@ class Rsocket:
             if error:
                 self._endpoint.post_refused(error, is_receive)
             self._endpoint.require_usable()
-            raise DisconnectedError(f"{self._endpoint.name} cannot post requests")
+            raise DisconnectedError(f"{self.name} cannot post requests")
         except RdmaError as found:
             self.fail(found)
 
     def fail(self, error: Exception) -> None:
         """End the stream and its connection with this error."""
-        if self._error is None:
-            self._error = detached(error)
         self.path.failed = True
-        self._endpoint.fail(error)
+        super().fail(error)
         self.path.end()
+
+    def withdraw(self, connection: Connection) -> None:
+        """End a stream whose connect was cancelled. Once the peer has accepted it, it gets an end
+        of the data, as over TCP: there is no data, so none can be missing. See `limit_close`."""
+        self._end_connect()
+        if not self.teardown.has_ended:
+            self.limit_close(connection)
+
+    def _end_connect(self) -> None:
+        handshake = self._endpoint.handshake
+        if handshake.state is ConnectionState.CONNECTING:
+            handshake.call_at_change(self._end_connect)
+            return
+        if handshake.state is ConnectionState.ESTABLISHED and handshake.event is not None:
+            with suppress(StreamProtocolError):
+                self.start(handshake.event.private_data)
+                self.begin(is_first=True)
+                self.path.close_write(True)
+                if self.notify_drained(self.teardown.close):
+                    return
+        self.teardown.close()
 
     def _let_go(self) -> None:
         """End the path's references to this object and to the program's, once every request has

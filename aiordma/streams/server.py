@@ -22,7 +22,6 @@ from aiordma._base.process import forked, here, require_same_process
 from aiordma._base.provider import Requirement
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
-from aiordma._connection.handshakes import Acceptance
 from aiordma._connection.listener_endpoint import MOST_BACKLOG, wait_for_port
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma._loop.private import expect_unfinished
@@ -144,23 +143,20 @@ class StreamServer(asyncio.AbstractServer):
 
     async def _accept(self, listener: StreamListener) -> None:
         try:
-            await listener._endpoint.accept_all(self._make_protocol, listener)
+            await listener._accept_all(self._make_protocol)
         except DeviceRemovedError as error:
             logger.error("%r accepts no more streams: %s", self, cause_text(error))
 
-    def _make_protocol(self, listener: StreamListener, accepted: Acceptance) -> None:
-        taken = listener._take_or_log(accepted)
-        if taken is None:
-            return
+    def _make_protocol(self, connection: Connection, rsocket: Rsocket) -> None:
         try:
-            self._make(*taken, self)
+            self._make(connection, rsocket, self)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
             self._loop.call_exception_handler(
                 {"message": f"{self!r} could not make a stream's protocol", "exception": error}
             )
-            taken[0]._endpoint.close()
+            connection._close_soon()
 
     def attach(self, transport: StreamTransport) -> None:
         """Count a transport until it is lost.

@@ -14,7 +14,6 @@ from aiordma._base.errors import BusyError, ClosedError, DisconnectedError
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._loop.threads import Once
-from aiordma.streams.ending import close_once_drained
 from aiordma.streams.path import awaits_path
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs.buffers import flat_view
@@ -44,12 +43,11 @@ class Stream(ByteStream):
         self._connection = connection
         self._rsocket = rsocket
         self._path = rsocket.path
-        self._endpoint = connection._endpoint
         self._eof_sent = False
         self._is_cut_off = False  # a cancelled send had posted a part of its data
         self._closing: Once | None = None  # the close that waits has ended
         self._path.is_cancelled = _is_cancelled
-        self._endpoint.teardown.above = self
+        rsocket.teardown.above = self
 
     def __repr__(self) -> str:
         return f"<Stream over {self._connection!r}>"
@@ -76,7 +74,7 @@ class Stream(ByteStream):
     def is_readable(self) -> bool:
         """Whether `receive` would return or raise at once: there is data, or the end."""
         path = self._path
-        self._endpoint.poll()  # what has arrived since the event loop's last turn counts, too
+        self._rsocket.poll()  # what has arrived since the event loop's last turn counts, too
         return path.readable > 0 or path.at_eof or self._rsocket.write_error() is not None
 
     # -- receiving --------------------------------------------------------------------------------
@@ -128,7 +126,7 @@ class Stream(ByteStream):
         return BusyError(f"another task is already {doing} {self!r}: one task at a time")
 
     async def _until_readable(self) -> None:
-        self._require_here()
+        self._rsocket.require_here()
         path = self._path
         if path.receiving:
             raise self._busy("receiving from")
@@ -140,7 +138,7 @@ class Stream(ByteStream):
             while not path.readable:
                 if path.at_eof:
                     await checkpoint()
-                    raise anyio.EndOfStream(f"{self._endpoint.name}: the peer has ended its data")
+                    raise anyio.EndOfStream(f"{self._rsocket.name}: the peer has ended its data")
                 error = self._rsocket.read_error()
                 try:
                     if error is not None:
@@ -148,7 +146,7 @@ class Stream(ByteStream):
                         raise error
                 finally:
                     del error  # its traceback holds this frame, and so the callers' buffers
-                waiter = self._endpoint.loop.waiter()
+                waiter = self._rsocket.loop.waiter()
                 path.on_readable = waiter.wake
                 await waiter.wait()
                 self._require_open()
@@ -181,7 +179,7 @@ class Stream(ByteStream):
         Cancellation: a part of the data, from its beginning, may have been sent. Memory that is not
         copied is the device's until it has written it: `region.close()` raises BusyError before.
         """
-        self._require_here()
+        self._rsocket.require_here()
         if self._path.sending:
             raise self._busy("sending to")
         self._path.sending = True
@@ -211,7 +209,7 @@ class Stream(ByteStream):
 
         Cancellation: has no effect on the stream.
         """
-        self._require_here()
+        self._rsocket.require_here()
         if self._path.sending:
             raise self._busy("sending to")
         self._path.sending = True
@@ -256,7 +254,7 @@ class Stream(ByteStream):
 
     async def _change(self) -> None:
         """Wait until there may be room to send, or fewer messages are in flight, or the end."""
-        waiter = self._endpoint.loop.waiter()
+        waiter = self._rsocket.loop.waiter()
         self._path.on_writable = waiter.wake
         try:
             await waiter.wait()
@@ -277,7 +275,7 @@ class Stream(ByteStream):
 
         Cancellation: if it takes effect, nothing was sent.
         """
-        self._require_here()
+        self._rsocket.require_here()
         self._require_open()
         if self._path.sending:
             raise self._busy("sending to")
@@ -307,16 +305,13 @@ class Stream(ByteStream):
         stream is closed when the call returns.
         """
         try:
-            if self._endpoint.is_inherited:
+            if self._rsocket.teardown.is_inherited:
                 return
-            self._require_here()
+            self._rsocket.require_here()
             if self._closing is not None:
                 await self._closing.wait()
                 return
-            self._closing = Once(self._endpoint.loop)
-            self._path.closed = True
-            self._path.wake()
-            self._path.close_write(True)
+            self._closing = self._end_data()
             try:
                 with anyio.move_on_after(self._rsocket.close_timeout):
                     await self._rsocket.drained()
@@ -333,17 +328,21 @@ class Stream(ByteStream):
         """End both directions in the background, because the event loop ends. If a send was cut
         off, or the last one posted nothing, the data has no end, and the connection is closed at
         once. (The end of the loop has cancelled the task that sends before.)"""
-        path, teardown = self._path, self._endpoint.teardown
+        path, teardown = self._path, self._rsocket.teardown
         is_over = self._closing or teardown.has_ended or teardown.is_closing
         if is_over or path.sending or path.lacks_send or self._is_cut_off:
             teardown.close()
             return
-        self._closing = Once(self._endpoint.loop)
+        self._closing = self._end_data()
         teardown.on_ended.append(self._closing.set)
-        path.closed = True
-        path.wake()
-        path.close_write(True)
-        close_once_drained(self._connection, self._rsocket)
+        self._rsocket.close_once_drained(self._connection)
+
+    def _end_data(self) -> Once:
+        """End both directions. Return what is to be set at the end."""
+        self._path.closed = True
+        self._path.wake()
+        self._path.close_write(True)
+        return Once(self._rsocket.loop)
 
     # -- checks -----------------------------------------------------------------------------------
 
@@ -353,24 +352,21 @@ class Stream(ByteStream):
         scope is noticed each time, as anyio promises."""
         path = self._path
         path.at_once += 1
-        if self._endpoint.loop.asyncio_loop is None or path.at_once >= PAUSE:
+        if self._rsocket.loop.asyncio_loop is None or path.at_once >= PAUSE:
             path.at_once = 0
             await checkpoint()
         else:
             await checkpoint_if_cancelled()
 
-    def _require_here(self) -> None:
-        self._endpoint.require_own_loop()
-
     def _require_open(self) -> None:
         if self._path.closed:
-            raise ClosedError(f"{self._endpoint.name}: this stream is closed")
+            raise ClosedError(f"{self._rsocket.name}: this stream is closed")
 
     def _require_writable(self) -> None:
         self._require_open()
         if self._eof_sent:
             raise ClosedError(
-                f"{self._endpoint.name}: this stream cannot send any more: send_eof() was called"
+                f"{self._rsocket.name}: this stream cannot send any more: send_eof() was called"
             )
         error = self._rsocket.write_error()
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from enum import IntEnum
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakMethod
 
 from aiordma._base.arguments import Buffer
@@ -22,11 +22,11 @@ from aiordma._loop.private import (
     secured_transport,
 )
 from aiordma._native import call_at_end
-from aiordma.streams.ending import Drains, close_once_drained
+from aiordma.streams.channel import Channel, TransportPath
 from aiordma.streams.sockets import Readiness, StreamSocket, socket_name
 from aiordma.verbs.buffers import flat_view
 
-__all__ = ("StreamTransport", "TransportChannel", "TransportPath")
+__all__ = ("StreamTransport",)
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -46,60 +46,6 @@ _WARN_AFTER = 5
 
 Release = Callable[["StreamTransport"], None]
 Result = TypeVar("Result")
-
-
-class TransportPath(Protocol):
-    """What moves a transport's bytes; a StreamPath, for instance. See there."""
-
-    on_readable: Callable[[], object] | None
-    on_writable: Callable[[], object] | None
-
-    @property
-    def readable(self) -> int:
-        """How many bytes can be read now."""
-
-    @property
-    def at_eof(self) -> bool:
-        """Whether the peer sends no more data; there may still be data to read."""
-
-    @property
-    def can_write(self) -> bool:
-        """Whether a write can post anything now."""
-
-    def read(self, limit: int, /) -> bytes:
-        """Return bytes that have arrived, at most `limit`; b"" if there are none."""
-
-    def read_into(self, buffer: memoryview, /) -> int:
-        """Copy bytes that have arrived into the buffer; returns their number."""
-
-    def feed(self, receive: Callable[[memoryview], object], limit: int, /) -> int:
-        """Call a function with a view of bytes that have arrived, at most `limit`, which it must
-        not keep; returns their number."""
-
-    def close_write(self, both: bool, /) -> None:
-        """End the data, or, with `both`, both directions."""
-
-
-class TransportChannel(Drains, Protocol):
-    """A path with its errors and its end; an Rsocket, for instance. See there."""
-
-    @property
-    def path(self) -> TransportPath:
-        """Moves the bytes."""
-
-    @property
-    def buffer_sizes(self) -> tuple[int, int]:
-        """The bytes that the peer can send before this side reads them, and those that this side
-        can send before the peer's device has them."""
-
-    def read_error(self) -> Exception | None:
-        """Why nothing more can be read, once everything was read, or None."""
-
-    def write_error(self) -> Exception | None:
-        """Why nothing can be written, or None."""
-
-    def write(self, data: bytes | memoryview, /) -> int:
-        """Copy and post as much as there is room for; returns the number of bytes."""
 
 
 class _State(IntEnum):
@@ -144,7 +90,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         self,
         loop: asyncio.AbstractEventLoop,
         connection: Connection,
-        channel: TransportChannel,
+        channel: Channel,
         protocol: asyncio.BaseProtocol,
         on_lost: Release = lambda _transport: None,
         waiter: "asyncio.Future[None] | None" = None,
@@ -177,8 +123,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         self._eof_written = self._eof_delivered = False
         self._scheduled = False
         self._context = copy_context()
-        teardown = connection._endpoint.teardown
-        teardown.above, teardown.is_reported = self, False
+        channel.teardown.above, channel.teardown.is_reported = self, False
         self.set_protocol(protocol)
         self._most_bytes, self._most_reads = READ_BYTES, READS_AT_ONCE
         # Separate callbacks, as in asyncio: the loop reports an error of connection_made, and the
@@ -297,7 +242,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         # What has arrived since the loop's last turn counts, too, as in the kernel's socket:
         # httpcore asks before it uses an idle connection, and the program may have computed for
         # long.
-        if self._connection._endpoint.poll() or is_new:
+        if self._channel.poll() or is_new:
             self._show_readiness()
         return self._readiness.descriptor
 
@@ -406,7 +351,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
             )
         if self._eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
-        self._connection._endpoint.require_same_process()
+        self._channel.require_same_process()
         if self._state is not _OPEN and (
             self._state is not _CLOSING or self._channel.write_error() is not None
         ):
@@ -515,7 +460,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         """
         if self._state is not _OPEN or self._eof_written:
             return
-        self._connection._endpoint.require_same_process()
+        self._channel.require_same_process()
         self._eof_written = True
         self._end_if_posted()
 
@@ -568,14 +513,10 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         self._enter(_LOST)
 
     def _end_soon(self) -> None:
-        """End as an `abort` does, because the event loop ends. With a backlog, which is dropped,
-        the data has no end, and the connection is closed at once."""
-        endpoint = self._connection._endpoint
-        if self._state < _DRAINING and not (self._backlog or endpoint.teardown.is_closing):
-            closed = ClosedError(f"this side closed {endpoint.name}")
+        """End as an `abort` does, because the event loop ends."""
+        if self._state < _DRAINING:
+            closed = ClosedError(f"this side closed {self._channel.name}")
             self._enter(_LOST, self._channel.read_error() or closed)
-        if not self._drains:
-            endpoint.close()
 
     @property
     def _is_ending(self) -> bool:
@@ -602,13 +543,13 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
             state: an earlier one, or the present one, has no effect.
             error: what connection_lost gets.
         """
-        endpoint, before = self._connection._endpoint, self._state
-        if endpoint.is_inherited:
+        teardown, before = self._channel.teardown, self._state
+        if teardown.is_inherited:
             state = min(state, _CLOSING)  # the parent process ends it
         if state <= before:
             return
         self._state = state
-        endpoint.teardown.is_reported = True
+        teardown.is_reported = True
         if state is _CLOSING:
             self._end_if_posted()
             return
@@ -658,19 +599,19 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
             # objects are freed without a garbage collection.
             self._protocol = self._readiness = self._end_timer = None
             if self._drains:
-                close_once_drained(self._connection, self._channel)
+                self._channel.close_once_drained(self._connection)
             else:
-                self._connection._endpoint.close()
+                self._channel.teardown.close()
             self._on_lost(self)
 
     def __del__(self) -> None:
         if getattr(self, "_state", None) is not _OPEN:
             return
-        endpoint = self._connection._endpoint
+        teardown = self._channel.teardown
         # If it is not left open, the loop's end has named the connection, or the program closed it.
-        if not endpoint.is_inherited and endpoint.teardown.left_open():
-            endpoint.teardown.is_reported = True  # one warning for both
-            place = endpoint.teardown.origin
+        if teardown.left_open():
+            teardown.is_reported = True  # one warning for both
+            place = teardown.origin
             warn_unclosed(f"unclosed transport {with_origin(self, place)}", self, place)
 
 

@@ -344,7 +344,7 @@ class Channel:
             self._is_aborted = True
             self._complete.clear()
         self._wake()
-        self.connection._endpoint.close()
+        self.connection._close_soon()
 
     async def aclose(self) -> None:
         """Wait for a message that another task is sending, for at most FLUSH_SECONDS; then end.

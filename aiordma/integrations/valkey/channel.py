@@ -17,6 +17,7 @@ from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
 from aiordma._connection.messages import Message
 from aiordma._connection.posting import Posting
+from aiordma._endpoint.capabilities import require_immediate
 from aiordma._requests.request import WorkRequest
 from aiordma.integrations.valkey.control import (
     Opcode,
@@ -26,6 +27,7 @@ from aiordma.integrations.valkey.control import (
     pack_memory,
     pack_opcode,
 )
+from aiordma.streams.channel import Channel
 
 __all__ = ("CONTROL_SLOTS", "DATA_SLOTS", "RECEIVES", "ValkeyChannel")
 
@@ -43,13 +45,10 @@ SERVER_RECEIVES = 1024
 answer to our connect permits our device no retries."""
 
 
-class ValkeyChannel(Posting):
-    """See the module. It is a TransportChannel and, as there is nothing else to do, its path.
+class ValkeyChannel(Channel, Posting):
+    """See the module. It is a Channel and, as there is nothing else to do, its path.
 
     Attributes:
-        close_timeout: how many seconds a close waits until the server's device has everything.
-        buffer_sizes: the bytes of the buffer that the peer writes to, and those that are sent at
-            the same time.
         readable: how many bytes can be read now.
         at_eof: whether the server has closed the connection; there may still be data to read.
         on_readable: called when data has arrived, and at the end; None: nobody waits for it.
@@ -61,6 +60,7 @@ class ValkeyChannel(Posting):
         buffer_bytes: of the memory that the peer writes to.
 
     Raises:
+        NotSupportedError: the device has no immediate data.
         VerbsCallError: memory could not be registered.
     """
 
@@ -70,12 +70,10 @@ class ValkeyChannel(Posting):
     Nothing else does for certain."""
 
     def __init__(self, connection: Connection, buffer_bytes: int, close_timeout: float) -> None:
-        # Posted requests hold this object, by the queue. It must not hold the connection, so that
-        # one that was forgotten is collected, and says so.
-        self._endpoint, self._port = connection._endpoint, connection._port
-        self._staging, self._general = connection._staging, connection._general
-        self.close_timeout: float = close_timeout
-        self.buffer_sizes: tuple[int, int] = (buffer_bytes, DATA_SLOTS * MESSAGE_BYTES)
+        super().__init__(connection, close_timeout, (buffer_bytes, DATA_SLOTS * MESSAGE_BYTES))
+        require_immediate(self._endpoint)
+        self._port, self._staging = connection._port, connection._staging
+        self._general = connection._general
         self.on_readable: Callable[[], object] | None = None
         self.on_writable: Callable[[], object] | None = None
         access = Access.LOCAL_WRITE | Access.REMOTE_WRITE
@@ -92,10 +90,9 @@ class ValkeyChannel(Posting):
         self._unhandled = 0  # messages that the server may not have handled yet
         self._asked: int | None = None  # how many these were at the question, with itself
         self._write_closed = False
-        self._error: Exception | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._on_drained: Callable[[], object] | None = None
-        self._endpoint.teardown.on_ended.append(self._ended)
+        self.teardown.on_ended.append(self._ended)
         self._arrivals = connection._messages.queue
         self._arrivals.set_waiter(self)
 
@@ -121,8 +118,7 @@ class ValkeyChannel(Posting):
             await self._changed()
 
     def notify_drained(self, callback: Callable[[], object], /) -> bool:
-        """Call the callback, once or several times, when the server's device has everything that
-        was written, or at the end. Return False, and do nothing, if that is so now."""
+        """As `Channel.notify_drained`."""
         if self._is_drained:
             return False
         self._on_drained = callback
@@ -155,33 +151,29 @@ class ValkeyChannel(Posting):
 
     @property
     def _is_over(self) -> bool:
-        return self._error is not None or self._endpoint.teardown.cause is not None
+        return self._error is not None or self.teardown.cause is not None
 
     def read_error(self) -> Exception | None:
-        """Why nothing more can be read, once everything was read; None if data may still come, or
-        if the server has closed the connection (`at_eof`)."""
+        """As `Channel.read_error`."""
         if self._error is not None:
             return detached(self._error)
-        if self._endpoint.teardown.has_ended and not self.at_eof:
+        if self.teardown.has_ended and not self.at_eof:
             return self.write_error()
         return None
 
     def write_error(self) -> Exception | None:
-        """Why nothing can be written, or None."""
-        found = self._error or self._endpoint.cause
+        """As `Channel.write_error`."""
+        found = self._error or self.teardown.cause
         return None if found is None else detached(found)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """End the connection, because of the server or because a request could not be posted."""
-        if self._error is None:
-            self._error = detached(error)
-        self._endpoint.fail(error)
+        super().fail(error)
         self._ended()
 
     def _ended(self) -> None:
-        endpoint = self._endpoint
-        is_disconnected = endpoint.state is ConnectionState.DISCONNECTED
-        self.at_eof = self._error is None and endpoint.teardown.has_ended and is_disconnected
+        is_disconnected = self._endpoint.state is ConnectionState.DISCONNECTED
+        self.at_eof = self._error is None and self.teardown.has_ended and is_disconnected
         self._wake()
         for call in (self.on_readable, self.on_writable):
             if call is not None:
@@ -220,7 +212,7 @@ class ValkeyChannel(Posting):
 
     def _room(self) -> int:
         """Return how many bytes the next message may have now."""
-        peer, error = self._peer, self._error or self._endpoint.teardown.cause
+        peer, error = self._peer, self._error or self.teardown.cause
         if peer is None or self._write_closed or error is not None:
             return 0
         if self._unhandled >= self.most_unhandled or self._in_flight >= DATA_SLOTS:
@@ -233,14 +225,7 @@ class ValkeyChannel(Posting):
         return self._room() > 0
 
     def write(self, data: bytes | memoryview, /) -> int:
-        """Copy and post as much as there is room for; returns the number of bytes.
-
-        Args:
-            data: contiguous bytes.
-
-        Raises:
-            RdmaError: a request could not be posted; the connection has ended.
-        """
+        """As `Channel.write`."""
         done = 0
         while done < len(data) and (room := self._room()):
             peer, part = self._peer, data[done : done + room]
@@ -293,7 +278,7 @@ class ValkeyChannel(Posting):
 
     def _refuse(self, error: RdmaError) -> NoReturn:
         try:
-            self._fail(error)
+            self.fail(error)
             raise error
         finally:
             del error  # its traceback holds this frame
@@ -320,9 +305,9 @@ class ValkeyChannel(Posting):
                     raise ValkeyProtocolError(f"the peer sent a message of kind {kind}")
         except ValkeyProtocolError as error:
             if self._peer is None:
-                self._fail(error)  # `open_connection` says to whom it connects
+                self.fail(error)  # `open_connection` says to whom it connects
             else:
-                self._fail(ValkeyProtocolError(f"{self._endpoint.name}: {error}"))
+                self.fail(ValkeyProtocolError(f"{self.name}: {error}"))
         except RdmaError:
             return  # the connection has ended: `_ended` is called
         if self.readable and self.on_readable is not None:

@@ -10,7 +10,6 @@ from aiordma._base.errors import ConnectTimeoutError
 from aiordma._base.options import ConnectionOptions
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import Attempt, LocalAddresses
-from aiordma._endpoint.capabilities import require_immediate
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma.integrations.valkey.channel import (
     CONTROL_SLOTS,
@@ -135,7 +134,6 @@ async def open_connection(
     async def connect_to(address: str, local: LocalAddresses) -> tuple[Connection, ValkeyChannel]:
         connection = await attempt.prepare(address, local)
         try:
-            require_immediate(connection._endpoint)
             channel = ValkeyChannel(connection, buffer_bytes, close_timeout)
             await connection.establish()
             try:
