@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from enum import IntEnum
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakMethod
 
 from aiordma._base.arguments import Buffer
@@ -45,7 +45,6 @@ _WARN_AFTER = 5
 """Writes to a lost connection are logged after so many, as asyncio does."""
 
 Release = Callable[["StreamTransport"], None]
-Result = TypeVar("Result")
 
 
 class _State(IntEnum):
@@ -216,21 +215,28 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
                 self._end_if_stuck()
             if self._readiness is not None:
                 self._show_readiness()
-        except (SystemExit, KeyboardInterrupt):
+        except Exception as error:
+            # Not of the protocol's code, but of this object's own (docs/fault-model.md).
+            self._channel.teardown.keep_for(error)
+            self._channel.fail(error)
+            self._enter(_LOST, error)
+        except BaseException:
             self._schedule()  # the loop can run again: what is left is delivered then
             raise
-        except BaseException as error:
-            self._fatal(error, "protocol.data_received() call failed.")
 
-    def _call(self, name: str, method: Callable[..., Result], *arguments: Any) -> Result | None:
-        """Call a method of the protocol. If it raises an error, end the connection, and return
-        None."""
+    def _call(self, name: str, *arguments: Any, check: Callable[[Any], Any] | None = None) -> Any:
+        """Call a method of the protocol. If it raises an error, or `check` of its result does, end
+        the connection, as asyncio's transports do, and return None: connection_lost gets the error,
+        of whatever class it is, and errors of a connection are not reported."""
         try:
-            return method(*arguments)
+            found = getattr(self._protocol, name)(*arguments)
+            return found if check is None else check(found)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            self._fatal(error, f"protocol.{name}() call failed.")
+            if not isinstance(error, (OSError, RdmaError)):
+                self._report(error, f"Fatal error: protocol.{name}() call failed.")
+            self._enter(_LOST, error)
             return None
 
     def _descriptor(self) -> int:
@@ -262,11 +268,10 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
             if self._is_buffered:
                 self._fill_buffer()
                 continue
-            receive = self._protocol.data_received
             if self._copies_at_once:
-                path.feed(receive, self._most_bytes)
+                path.feed(partial(self._call, "data_received"), self._most_bytes)
             else:
-                receive(path.read(self._most_bytes))
+                self._call("data_received", path.read(self._most_bytes))
         else:
             if self._paused or self._state is not _OPEN:
                 return
@@ -282,24 +287,18 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
 
     def _fill_buffer(self) -> None:
         # No view of the buffer is left when buffer_updated runs: it may resize the buffer.
-        view = self._call("get_buffer", self._get_buffer)
+        view = self._call("get_buffer", -1, check=_not_empty)
         if view is None:
             return
         size = self._path.read_into(view[: self._most_bytes])
         del view
-        self._call("buffer_updated", self._protocol.buffer_updated, size)
-
-    def _get_buffer(self) -> memoryview:
-        view = flat_view(self._protocol.get_buffer(-1), "get_buffer()")
-        if not len(view):
-            raise RuntimeError("get_buffer() returned an empty buffer")
-        return view
+        self._call("buffer_updated", size)
 
     def _deliver_eof(self) -> None:
         if self._eof_delivered:
             return
         self._eof_delivered = True
-        if not self._call("eof_received", self._protocol.eof_received):
+        if not self._call("eof_received"):
             self.close()
 
     # -- reading ----------------------------------------------------------------------------------
@@ -527,14 +526,6 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
         secured = secured_transport(self._protocol)
         return secured is not None and secured.is_closing()
 
-    def _fatal(self, error: BaseException, failed: str) -> None:
-        """End the connection with an error, as asyncio's transports do: its protocol's
-        connection_lost gets the error, of whatever class it is. Errors of the connection itself
-        are not reported."""
-        if not isinstance(error, (OSError, RdmaError)):
-            self._report(error, f"Fatal error: {failed}")
-        self._enter(_LOST, error)
-
     def _enter(self, state: _State, error: BaseException | None = None) -> None:
         """Change to a later state, and do what it needs. All of it is done by callbacks: a task
         would be cancelled at the end of the loop, or by the program.
@@ -624,6 +615,13 @@ def _weakly(method: Callable[[], int]) -> Callable[[], int]:
         return -1 if found is None else found()
 
     return call
+
+
+def _not_empty(buffer: Any) -> memoryview:
+    view = flat_view(buffer, "get_buffer()")
+    if not len(view):
+        raise RuntimeError("get_buffer() returned an empty buffer")
+    return view
 
 
 def _entry(data: bytes | bytearray | memoryview) -> bytearray | memoryview:

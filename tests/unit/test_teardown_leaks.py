@@ -410,3 +410,44 @@ loop.run_until_complete(go_on(*opened))
 @pytest.mark.promise("Fork safety")
 def test_a_forked_child_that_ends_the_loop_closes_nothing_of_its_parents() -> None:
     run_child(SETUP, FORKED)
+
+
+STREAM = """
+import contextlib
+from aiordma import streams
+
+reported, lost = [], []
+
+class Client(asyncio.Protocol):
+    def connection_lost(self, error):
+        lost.append(error)
+
+async def main():
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reported.append(context))
+    closed = []
+    async with await streams.listen_stream("127.0.0.1", 0) as listener:
+        accepting = asyncio.ensure_future(listener.accept())
+        transport, _ = await streams.create_connection(Client, "127.0.0.1", listener.port)
+        async with await accepting as peer:
+            transport._channel.read_error = lambda: 1 / 0
+            await peer.send(b"x")
+            with contextlib.suppress(aiordma.PeerGoneError, anyio.EndOfStream):
+                await peer.receive()
+        for _ in range(2):
+            try:
+                await transport.get_extra_info("connection").aclose()
+            except ZeroDivisionError as error:
+                closed.append(error)
+    assert len(closed) == 2, closed
+    assert isinstance(lost[0], ZeroDivisionError), lost
+    assert not reported, reported  # none of the protocol's code
+    assert len(lines) == 1 and "division by zero" in lines[0], lines
+
+run({loop!r}, main)
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop", "polling"])
+def test_unforeseen_error_of_a_transport_is_not_its_protocols(loop: str) -> None:
+    run_child(RUN, SETUP, STREAM.format(loop=loop))
