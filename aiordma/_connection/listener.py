@@ -1,8 +1,10 @@
 """listen(): a listener, which accepts or rejects connection requests, and serves connections."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Self, Unpack
 
+import anyio
 from anyio.abc import Listener as AbstractListener
 from anyio.abc import TaskGroup
 
@@ -272,3 +274,29 @@ class Listener(AbstractListener[Connection]):
         Cancellation: the listener still closes, and the call returns once it is closed.
         """
         await self._endpoint.aclose()
+
+
+@asynccontextmanager
+async def serving(
+    listener: Listener, handler: Callable[[Connection], Awaitable[Any]]
+) -> AsyncIterator[None]:
+    """Run `listener.serve` during the block. The block's error is raised itself, without a group.
+
+    Cancellation: the handlers are cancelled, too.
+    """
+    failed: BaseException | None = None
+    async with anyio.create_task_group() as group:
+        group.start_soon(listener.serve, handler)
+        try:
+            yield
+        except (anyio.get_cancelled_exc_class(), GeneratorExit):
+            raise
+        except BaseException as error:  # pytest's skip and fail are no Exceptions
+            failed = error
+        finally:
+            group.cancel_scope.cancel()
+    try:
+        if failed is not None:
+            raise failed
+    finally:
+        del failed  # its traceback holds this frame

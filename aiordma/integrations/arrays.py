@@ -29,7 +29,7 @@ from aiordma._connection.connection import Connection
 from aiordma._connection.connector import connect
 from aiordma._connection.domain import Domain
 from aiordma._connection.gpu_staging import read_staged, write_staged
-from aiordma._connection.listener import Listener, listen
+from aiordma._connection.listener import Listener, listen, serving
 from aiordma._connection.open_domain import open_domain
 from aiordma._endpoint.registration import register_in_thread
 from aiordma.verbs.cuda import CudaError
@@ -379,28 +379,16 @@ async def serve_arrays(
 
     Cancellation: all is closed.
     """
-    raised: BaseException | None = None
     async with (
         open_domain(host, device=device) as domain,
         listen(host, port, device=device, domain=domain) as listener,
-        anyio.create_task_group() as group,
     ):
         server = ArrayServer(listener, domain)
-        group.start_soon(listener.serve, server._answer)
-        try:
-            yield server
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as error:  # raised behind the group, which would wrap it
-            raised = error
-        finally:
-            group.cancel_scope.cancel()
-            server._close()
-    if raised is not None:
-        try:
-            raise raised
-        finally:
-            raised = None  # its traceback holds this frame
+        async with serving(listener, server._answer):
+            try:
+                yield server
+            finally:
+                server._close()
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import anyio
 
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import connect
-from aiordma._connection.listener import Listener, listen
+from aiordma._connection.listener import Listener, listen, serving
 from aiordma.streams import Stream, connect_stream, listen_stream
 
 __all__ = ("Fabric", "connected_pair", "fabric", "serving_listener", "stream_pair")
@@ -84,23 +84,11 @@ async def serving_listener(
 
     Cancellation: the listener and its connections are closed.
     """
-    failed: BaseException | None = None
-    async with await listen(address, 0, device=device, **options) as listener:
-        async with anyio.create_task_group() as group:
-            group.start_soon(listener.serve, handler)
-            try:
-                yield listener
-            except (anyio.get_cancelled_exc_class(), GeneratorExit):
-                raise
-            except BaseException as error:  # pytest's skip and fail are no Exceptions
-                failed = error
-            finally:
-                group.cancel_scope.cancel()
-        try:
-            if failed is not None:
-                raise failed
-        finally:
-            del failed  # its traceback holds this frame
+    async with (
+        await listen(address, 0, device=device, **options) as listener,
+        serving(listener, handler),
+    ):
+        yield listener
 
 
 class Fabric:
