@@ -15,7 +15,7 @@ from aiordma.streams.path import CONTROL_SLOTS, Memory, stream_path
 from aiordma.streams.protocol import CREDIT_LIMIT
 from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
 
-__all__ = ("StreamOptions", "StreamSettings", "naming")
+__all__ = ("StreamOptions", "StreamSettings", "naming", "taken_close_timeout")
 
 BUFFER_BYTES = 256 * 1024
 QUEUE_DEPTH = 128
@@ -36,6 +36,12 @@ class StreamOptions(TypedDict, total=False):
     retry_count: int
     peer_timeout: float | None
     keepalive: float | None
+
+
+def taken_close_timeout(options: dict[str, Any], call: str) -> float:
+    """Take the option `close_timeout` out of a call's options, and check it."""
+    given = options.pop("close_timeout", CLOSE_TIMEOUT)
+    return seconds_within(given, "close_timeout", 0, _MOST_CLOSE_TIMEOUT, call)
 
 
 class StreamSettings:
@@ -65,13 +71,7 @@ class StreamSettings:
             call,
         )
         self.ring_bytes: int = buffer_bytes - buffer_bytes % 2
-        self.close_timeout: float = seconds_within(
-            others.pop("close_timeout", CLOSE_TIMEOUT),
-            "close_timeout",
-            0,
-            _MOST_CLOSE_TIMEOUT,
-            call,
-        )
+        self.close_timeout: float = taken_close_timeout(others, call)
         depth = whole_number(
             others.pop("queue_depth", QUEUE_DEPTH), "queue_depth", _LEAST_DEPTH, CREDIT_LIMIT, call
         )

@@ -1,11 +1,11 @@
 """Connects to a Valkey server, with asyncio's reader and writer over the channel."""
 
 import asyncio
-from typing import NoReturn, TypedDict, Unpack
+from typing import Any, NoReturn, TypedDict, Unpack
 
 import anyio
 
-from aiordma._base.arguments import seconds_within, whole_number
+from aiordma._base.arguments import whole_number
 from aiordma._base.errors import ConnectTimeoutError
 from aiordma._base.options import ConnectionOptions
 from aiordma._connection.connection import Connection
@@ -18,6 +18,8 @@ from aiordma.integrations.valkey.channel import (
     ValkeyChannel,
 )
 from aiordma.integrations.valkey.control import CONTROL_BYTES, ValkeyProtocolError
+from aiordma.streams.client import LIMIT
+from aiordma.streams.settings import taken_close_timeout
 from aiordma.streams.transport import StreamTransport
 
 __all__ = ("ValkeyOptions", "ValkeyTransport", "open_connection")
@@ -26,10 +28,6 @@ PORT = 6379
 BUFFER_BYTES = 1024 * 1024
 _LEAST_BUFFER_BYTES = 64 * 1024
 _MOST_BUFFER_BYTES = 16 * 1024 * 1024
-CLOSE_TIMEOUT = 5.0
-_MOST_CLOSE_TIMEOUT = 3600
-LIMIT = 64 * 1024
-"""asyncio's own limit of a StreamReader, in bytes."""
 
 
 class ValkeyOptions(TypedDict, total=False):
@@ -103,24 +101,19 @@ async def open_connection(
     """
     call = "open_connection"
     loop = asyncio_event_loop(call, "valkey-py has no client")
+    others: dict[str, Any] = {**options}
     buffer_bytes = whole_number(
-        options.pop("buffer_size", BUFFER_BYTES),
+        others.pop("buffer_size", BUFFER_BYTES),
         "buffer_size",
         _LEAST_BUFFER_BYTES,
         _MOST_BUFFER_BYTES,
         call,
     )
-    close_timeout = seconds_within(
-        options.pop("close_timeout", CLOSE_TIMEOUT),
-        "close_timeout",
-        0,
-        _MOST_CLOSE_TIMEOUT,
-        call,
-    )
+    close_timeout = taken_close_timeout(others, call)
     chosen = ConnectionOptions._of(
         open_connection,
         ValkeyOptions.__annotations__,
-        options,
+        others,
         receive_buffers=RECEIVES,
         receive_size=CONTROL_BYTES,
         max_send_wr=DATA_SLOTS + CONTROL_SLOTS,
