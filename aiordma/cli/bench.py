@@ -123,9 +123,6 @@ GidIndex = Annotated[
 ]
 ServiceLevel = Annotated[int | None, typer.Option("--sl", "-S", help="Of datagrams.")]
 Tos = Annotated[int | None, typer.Option("--tos", "-T", help="Of connections: type of service.")]
-Cm = Annotated[
-    bool, typer.Option("--rdma_cm", "-R", help="Accepted: connections always use rdma_cm.")
-]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the rows to this file, too.")]
 
 
@@ -150,7 +147,6 @@ class _Options:
     gid_index: GidIndex = None
     service_level: ServiceLevel = None
     tos: Tos = None
-    rdma_cm: Cm = True
 
     def __post_init__(self) -> None:
         self.conditions = Conditions(

@@ -121,7 +121,7 @@ def test_bidirectional_counts_the_messages_of_both_sides(tmp_path: Path, loop: s
 
 
 def test_connection_options_apply(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, "-n", "20", "-d", "1", "-I", "0", "-T", "8", "-R", "-o", "messages")
+    rows = rows_of(tmp_path, "-n", "20", "-d", "1", "-I", "0", "-T", "8", "-o", "messages")
     assert rows["messages/64"]["count"] == 20
 
 
