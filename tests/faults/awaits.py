@@ -11,6 +11,7 @@ import pytest
 
 import aiordma
 from aiordma import Access
+from aiordma.testing import serving_listener
 from tests.cells import Arena
 from tests.device.players import connected, reactor_in_use, until
 from tests.devices import ADDRESS, own_group
@@ -386,11 +387,7 @@ async def grant(cut: Cut, name: str) -> None:
     ways=("__await__", "__aenter__", "__aexit__"),
 )
 async def connect(cut: Cut, way: str) -> None:
-    async with (
-        await aiordma.listen(ADDRESS, 0) as listener,
-        anyio.create_task_group() as group,
-    ):
-        group.start_soon(listener.serve, until_the_peer_ends)
+    async with serving_listener(until_the_peer_ends, ADDRESS, "auto") as listener:
         opening = aiordma.connect(ADDRESS, listener.port)
         if way == "__await__":
             await close(await cut.run(opening))
@@ -400,7 +397,6 @@ async def connect(cut: Cut, way: str) -> None:
             connection = await opening.__aenter__()
             await cut.run(opening.__aexit__(None, None, None))
             await until(lambda: is_closed(connection))
-        group.cancel_scope.cancel()
 
 
 @of(
@@ -411,11 +407,7 @@ async def connect(cut: Cut, way: str) -> None:
     ways=("open", "write_blocks", "read_blocks", "aclose"),
 )
 async def rails(cut: Cut, way: str) -> None:
-    async with (
-        await aiordma.listen(ADDRESS, 0) as listener,
-        anyio.create_task_group() as group,
-    ):
-        group.start_soon(listener.serve, offer_memory)
+    async with serving_listener(offer_memory, ADDRESS, "auto") as listener:
         opening = aiordma.open_rails([(ADDRESS, listener.port)] * 2)
         if way == "open":
             await close(await cut.run(opening))
@@ -430,7 +422,6 @@ async def rails(cut: Cut, way: str) -> None:
                 await opened.write_blocks(blocks)
                 assert opened.broken == {}
                 await opened.aclose()
-        group.cancel_scope.cancel()
 
 
 async def offer_memory(connection: aiordma.Connection) -> None:
@@ -450,11 +441,7 @@ async def blocks_of(connection: aiordma.Connection) -> aiordma.Blocks:
 
 @of("prepare_connection", "Connection.establish", ways=("prepare", "establish"))
 async def prepare(cut: Cut, way: str) -> None:
-    async with (
-        await aiordma.listen(ADDRESS, 0) as listener,
-        anyio.create_task_group() as group,
-    ):
-        group.start_soon(listener.serve, until_the_peer_ends)
+    async with serving_listener(until_the_peer_ends, ADDRESS, "auto") as listener:
         opening = aiordma.prepare_connection(ADDRESS, listener.port)
         if way == "prepare":
             await close(await cut.run(opening))
@@ -465,7 +452,6 @@ async def prepare(cut: Cut, way: str) -> None:
                 with pytest.raises(aiordma.ClosedError):
                     connection.post_send(b"x")
             await connection.aclose()
-        group.cancel_scope.cancel()
 
 
 @of(
@@ -646,11 +632,7 @@ async def requested(cut: Cut, way: str) -> None:
     ways=("__anext__", "aclose", "__aexit__"),
 )
 async def reconnecting(cut: Cut, way: str) -> None:
-    async with (
-        await aiordma.listen(ADDRESS, 0) as listener,
-        anyio.create_task_group() as group,
-    ):
-        group.start_soon(listener.serve, until_the_peer_ends)
+    async with serving_listener(until_the_peer_ends, ADDRESS, "auto") as listener:
         sessions = aiordma.reconnecting(ADDRESS, listener.port)
         if way == "__anext__":
             session = await cut.run(sessions.__anext__())
@@ -663,7 +645,6 @@ async def reconnecting(cut: Cut, way: str) -> None:
                 await cut.run(session.__aexit__(None, None, None))
             await until(lambda: is_closed(connection))
         await close(session)
-        group.cancel_scope.cancel()
 
 
 # -- datagrams ------------------------------------------------------------------------------------
