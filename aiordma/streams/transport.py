@@ -226,18 +226,23 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
 
     def _call(self, name: str, *arguments: Any, check: Callable[[Any], Any] | None = None) -> Any:
         """Call a method of the protocol. If it raises an error, or `check` of its result does, end
-        the connection, as asyncio's transports do, and return None: connection_lost gets the error,
-        of whatever class it is, and errors of a connection are not reported."""
+        the connection, and return None."""
         try:
             found = getattr(self._protocol, name)(*arguments)
             return found if check is None else check(found)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            if not isinstance(error, (OSError, RdmaError)):
-                self._report(error, f"Fatal error: protocol.{name}() call failed.")
-            self._enter(_LOST, error)
+            self._failed(name, error)
             return None
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        """End the connection because a method of the protocol has failed, as asyncio's transports
+        do: connection_lost gets the error, of whatever class it is, and errors of a connection are
+        not reported."""
+        if not isinstance(error, (OSError, RdmaError)):
+            self._report(error, f"Fatal error: protocol.{name}() call failed.")
+        self._enter(_LOST, error)
 
     def _descriptor(self) -> int:
         if self._protocol is None:
@@ -268,10 +273,16 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
             if self._is_buffered:
                 self._fill_buffer()
                 continue
-            if self._copies_at_once:
-                path.feed(partial(self._call, "data_received"), self._most_bytes)
-            else:
-                self._call("data_received", path.read(self._most_bytes))
+            data = None if self._copies_at_once else path.read(self._most_bytes)
+            try:  # not by _call, which costs as much as a short data_received
+                if data is None:
+                    path.feed(self._protocol.data_received, self._most_bytes)
+                else:
+                    self._protocol.data_received(data)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as fault:
+                self._failed("data_received", fault)
         else:
             if self._paused or self._state is not _OPEN:
                 return
