@@ -275,6 +275,10 @@ class Listener(AbstractListener[Connection]):
         """
         await self._endpoint.aclose()
 
+    def _close_soon(self) -> None:
+        """Stop listening, and close in the background. `aclose` waits for the end."""
+        self._endpoint.teardown.close()
+
 
 @asynccontextmanager
 async def serving(

@@ -348,7 +348,7 @@ class RdmaListener(BaseListener):
         listener, self._listener = self._listener, None
         if listener is None:
             return None
-        listener._endpoint.teardown.close()
+        listener._close_soon()
         return self._start(listener.aclose())
 
     def _start(self, coroutine: Any) -> "asyncio.Task[None]":
