@@ -163,8 +163,8 @@ async def connect_rsocket(
     async def connect_to(address: str, local: LocalAddresses) -> tuple[Connection, Rsocket]:
         ports, waits = LocalPorts(local[0]), _FullBacklog()
         while True:
-            connection = await attempt.prepare(address, local)
             try:
+                connection = await attempt.prepare(address, local)
                 return connection, await establish(connection)
             except Exception as error:
                 if waits.has_another(error, attempt.limit.left()):

@@ -562,3 +562,26 @@ async def test_pauses_for_a_full_backlog_leave_time_for_the_answer(
     found = re.search(r"accept took longer than 1 s; .* full for ([\d.]+) s", str(second.error))
     assert found is not None
     assert float(found[1]) <= 0.5
+
+
+@pytest.mark.natively
+@one_loop
+async def test_a_full_backlog_is_named_if_the_time_ends_before_the_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepare, prepared = connecting.Attempt._prepare, 0
+
+    async def prepare_twice(attempt: connecting.Attempt, *arguments: Any) -> aiordma.Connection:
+        nonlocal prepared
+        prepared += 1
+        if prepared == 3:
+            raise TimeoutError  # as at the end of any of its steps
+        return await prepare(attempt, *arguments)
+
+    monkeypatch.setattr(connecting.Attempt, "_prepare", prepare_twice)
+    async with listen_stream(ADDRESS, backlog=1) as listener, anyio.create_task_group() as group:
+        group.start_soon(Outcome().of, lambda: connect_stream(ADDRESS, listener.port))
+        await until(lambda: endpoint_of(listener).statistics().waiting == 1)
+        with pytest.raises(aiordma.ConnectTimeoutError, match="the listener's backlog was full"):
+            await connect_stream(ADDRESS, listener.port)
+        group.cancel_scope.cancel()
