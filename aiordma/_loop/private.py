@@ -1,11 +1,12 @@
 """Private interfaces of CPython's asyncio, all that aiordma uses, as of Python 3.11 to 3.14, and
-a text of anyio's.
+one of anyio's.
 
 tests/unit/test_private_interfaces.py fails where a version lacks one. The engine in C has one
 more, `_Py_NewReference`, in engine/request.c.
 """
 
 import asyncio
+import sys
 from asyncio import _get_running_loop
 from asyncio.constants import _SendfileMode
 from asyncio.sslproto import SSLProtocol as SSLProtocol
@@ -28,13 +29,16 @@ def expect_unfinished(task: asyncio.Task[Any]) -> None:
     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
-def is_of_scope(error: BaseException) -> bool:
-    """Return whether a cancellation is that of a scope of anyio or trio, which is raised again at
-    each wait in the scope. On asyncio, where one by `Task.cancel` is raised once, anyio's is known
-    by its text."""
-    if isinstance(error, asyncio.CancelledError):
-        return bool(error.args) and " cancel scope " in str(error.args[0])
-    return not isinstance(error, KeyboardInterrupt)
+def is_in_scope() -> bool:
+    """Return whether the running task is in a scope of anyio, and so can need a shield. (A shield
+    keeps its task for ever if the loop is closed meanwhile, as each scope of anyio does.) True on
+    trio."""
+    task = asyncio.current_task() if _get_running_loop() else None
+    if task is None:
+        return True
+    backend = sys.modules.get("anyio._backends._asyncio")
+    state = backend and backend._task_states.get(task)
+    return state is not None and state.cancel_scope is not None
 
 
 def is_nested(loop: asyncio.AbstractEventLoop) -> bool:

@@ -28,7 +28,7 @@ from aiordma._base.errors import VerbsCallError
 from aiordma._base.process import here
 from aiordma._base.system import system
 from aiordma._loop.event_loop import EventLoop, Waiter
-from aiordma._loop.private import is_of_scope
+from aiordma._loop.private import is_in_scope
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -308,20 +308,20 @@ class Once:
 async def outwait(event: anyio.Event | Once) -> None:
     """Wait for an event in spite of cancellations and trio's KeyboardInterrupt. The last such
     exception is raised once the event is set; but a scope's cancellation not here: the scope raises
-    it again at each wait."""
+    it at the next wait."""
     interrupted: BaseException | None = None
-    shield: AbstractContextManager[object] = nullcontext()  # a scope costs more than the wait
     try:
         while not event.is_set():
+            shield: AbstractContextManager[object] = nullcontext()
+            if is_in_scope():
+                shield = anyio.CancelScope(shield=True)
             try:
                 with shield:
                     await event.wait()
             except GeneratorExit:
                 raise  # no event loop runs here, which anyio would be asked for
             except (anyio.get_cancelled_exc_class(), KeyboardInterrupt) as error:
-                if not is_of_scope(error):
-                    interrupted = error
-                shield = anyio.CancelScope(shield=True)
+                interrupted = error
         if interrupted is not None:
             raise interrupted
     finally:

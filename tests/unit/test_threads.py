@@ -201,6 +201,66 @@ def test_a_cancellation_goes_on_after_the_event(use_uvloop: bool) -> None:
     anyio.run(main, backend="asyncio", backend_options={"use_uvloop": use_uvloop})
 
 
+@UVLOOP
+def test_a_cancellation_goes_on_beside_that_of_a_scope(use_uvloop: bool) -> None:
+    """In one turn of the loop, asyncio delivers only the first one."""
+
+    async def main() -> None:
+        event, scope = anyio.Event(), anyio.CancelScope()
+
+        async def wait() -> None:
+            with scope:
+                await outwait(event)
+
+        task = asyncio.ensure_future(wait())
+        await settle()
+        scope.cancel()
+        task.cancel()
+        await settle()
+        event.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    anyio.run(main, backend="asyncio", backend_options={"use_uvloop": use_uvloop})
+
+
+@UVLOOP
+def test_a_time_limit_in_a_cancelled_scope_cancels_nothing_else(use_uvloop: bool) -> None:
+    async def main() -> None:
+        event, scope = anyio.Event(), anyio.CancelScope()
+
+        async def wait() -> None:
+            with scope, suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    scope.cancel()
+                    await outwait(event)
+
+        task = asyncio.ensure_future(wait())
+        await asyncio.sleep(0.02)
+        event.set()
+        await task
+
+    anyio.run(main, backend="asyncio", backend_options={"use_uvloop": use_uvloop})
+
+
+@UVLOOP
+def test_a_wait_of_a_closed_loop_is_collected(use_uvloop: bool) -> None:
+    async def main() -> "weakref.ref[asyncio.Task[None]]":
+        task = asyncio.ensure_future(outwait(anyio.Event()))
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        await settle()
+        return weakref.ref(task)
+
+    loop = (
+        pytest.importorskip("uvloop").new_event_loop() if use_uvloop else asyncio.new_event_loop()
+    )
+    left = loop.run_until_complete(main())
+    loop.close()
+    del loop
+    gc.collect()
+    assert left() is None
+
+
 # -- start_call -----------------------------------------------------------------------------------
 
 
