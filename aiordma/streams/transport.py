@@ -298,7 +298,7 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
 
     def _fill_buffer(self) -> None:
         # No view of the buffer is left when buffer_updated runs: it may resize the buffer.
-        view = self._call("get_buffer", -1, check=_not_empty)
+        view = self._call("get_buffer", -1, check=_fillable)
         if view is None:
             return
         size = self._path.read_into(view[: self._most_bytes])
@@ -628,8 +628,10 @@ def _weakly(method: Callable[[], int]) -> Callable[[], int]:
     return call
 
 
-def _not_empty(buffer: Any) -> memoryview:
+def _fillable(buffer: Any) -> memoryview:
     view = flat_view(buffer, "get_buffer()")
+    if view.readonly:
+        raise TypeError("get_buffer() returned a read-only buffer")
     if not len(view):
         raise RuntimeError("get_buffer() returned an empty buffer")
     return view

@@ -254,6 +254,39 @@ def test_a_protocol_may_resize_the_buffer_that_was_filled(
     run(main)
 
 
+class GivesBytes(asyncio.BufferedProtocol):
+    """Gives a buffer that nothing can be written to."""
+
+    def get_buffer(self, sizehint: int) -> bytes:
+        return bytes(100)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        GivesBytes.connection = transport.get_extra_info("connection")
+
+    connection: aiordma.Connection
+
+
+def test_a_read_only_buffer_is_an_error_of_the_protocol(run: Run) -> None:
+    """It is reported, and nothing leaks."""
+
+    async def main() -> None:
+        reported: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, each: reported.append(each))
+        server = await streams.create_server(GivesBytes, ADDRESS, 0)
+        reader, writer = await streams.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"x")
+        await reader.read()
+        writer.close()
+        server.close()
+        await server.wait_closed()
+        (context,) = reported
+        assert context["message"] == "Fatal error: protocol.get_buffer() call failed."
+        assert isinstance(context["exception"], TypeError)
+        await GivesBytes.connection.aclose()
+
+    run(main)
+
+
 class ClearsWhatItWrote(Recorder):
     """Uses its buffer again when it has to pause."""
 
