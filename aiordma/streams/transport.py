@@ -524,9 +524,11 @@ class StreamTransport(FlowControlMixin, asyncio.Transport):
 
     def _end_soon(self) -> None:
         """End as an `abort` does, because the event loop ends."""
+        error: Exception | None = None
         if self._state < _DRAINING:
             closed = ClosedError(f"this side closed {self._channel.name}")
-            self._enter(_LOST, self._channel.read_error() or closed)
+            error = self._channel.read_error() or closed
+        self._enter(_LOST, error)
 
     @property
     def _is_ending(self) -> bool:

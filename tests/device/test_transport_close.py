@@ -343,6 +343,30 @@ def test_the_end_of_the_loop_waits_for_the_peers_device(
     assert ours[0] in drained
 
 
+@pytest.mark.promise("Every wait has a bound, except waits for the peer's program")
+def test_the_end_of_the_loop_waits_no_longer_because_of_a_close(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with a long `close_timeout`, whose peer's device never has everything."""
+    monkeypatch.setattr("aiordma.streams.channel.ABORT_SECONDS", 0.1)
+    monkeypatch.setattr("aiordma._runtime.reactor.LONGEST_END", 5.0)
+    began: list[float] = []
+
+    async def main() -> None:
+        server = await streams.create_server(Counts, ADDRESS, 0)
+        address = server.sockets[0].getsockname()
+        transport, protocol = await streams.create_connection(Counts, *address, close_timeout=3600)
+        server.close()
+        monkeypatch.setattr(Rsocket, "notify_drained", lambda rsocket, callback: True)
+        transport.close()
+        await asyncio.sleep(0.1)
+        assert not protocol.lost.is_set()
+        began.append(time.monotonic())
+
+    run(main)
+    assert time.monotonic() - began[0] < 4.0
+
+
 # -- transports that are left open ----------------------------------------------------------------
 
 
