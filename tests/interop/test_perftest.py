@@ -9,7 +9,7 @@ import aiordma
 from tests.conftest import DEVICE
 from tests.devices import ADDRESS
 from tests.interop import perftest
-from tests.interop.programs import again_if_refused, running
+from tests.interop.programs import REFUSED, again_if, running
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("iwarp")]
@@ -100,5 +100,5 @@ async def test_perftest_with_itself(command: str) -> None:
                 pass
         return client.output
 
-    output = await again_if_refused(measured)
+    output = await again_if(REFUSED, measured)
     assert re.search(r"#iterations .*\n +\d+ +\d+ +\d+\.", output)

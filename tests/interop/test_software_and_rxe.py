@@ -3,12 +3,13 @@ on two hosts (tests.interop.beside_rxe)."""
 
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from functools import partial
 
 import anyio
 import pytest
 
 from tests.interop.beside_rxe import OUR_ADDRESS, RXE, RXE_ADDRESS, Wire, wire
-from tests.interop.programs import Program, again_if_refused
+from tests.interop.programs import REFUSED, UNACKNOWLEDGED, Program, again_if
 from tests.interop.programs import running as running_as
 from tests.ports import free_port
 
@@ -64,7 +65,8 @@ async def test_pingpong(two_hosts: Wire, service: str, we_serve: bool) -> None:
     size = 1000 if service == "ud" else 10_000
     checks = () if service == "srq" else ("-c",)
     words = (f"ibv_{service}_pingpong", "-e", "-n", 50, "-s", size, *checks)
-    for output in await play(two_hosts, *words, index="-g", we_serve=we_serve):
+    run = partial(play, two_hosts, *words, index="-g", we_serve=we_serve)
+    for output in await (again_if(UNACKNOWLEDGED, run) if we_serve else run()):
         assert "50 iters in" in output
         assert "invalid data" not in output
 
@@ -124,7 +126,7 @@ async def test_perftest_by_the_manager(two_hosts: Wire, program: str, we_serve: 
             assert "REJECTED" not in second.output, second.output
         return first.output, second.output
 
-    for output in await again_if_refused(once):
+    for output in await again_if(REFUSED, once):
         assert "Failed" not in output
 
 

@@ -25,7 +25,7 @@ from tests.interop.peers import (
     converse_with_rdma_client,
     converse_with_rdma_server,
 )
-from tests.interop.programs import RPING_ENDS, again_if_refused, running, running_rping
+from tests.interop.programs import REFUSED, RPING_ENDS, again_if, running, running_rping
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("iwarp")]
@@ -197,7 +197,7 @@ async def test_c_program_under_exec_and_on_siw(
                 pass
         return second.output
 
-    assert written in await again_if_refused(output)
+    assert written in await again_if(REFUSED, output)
 
 
 # -- our own on both sides ----------------------------------------------------------------------
