@@ -370,7 +370,7 @@ def _about(descriptors: set[str]) -> str:
 
 def _threads() -> set[str]:
     """Threads of ours. Pools keep idle workers: ours, anyio's and trio's for a while, Dask's for
-    ever."""
+    ever. asyncio's `waitpid` of a process is ending when it has told the event loop."""
     patience = time.monotonic() + 10
     while calls_under_way() and time.monotonic() < patience:
         time.sleep(0.001)
@@ -380,6 +380,7 @@ def _threads() -> set[str]:
         if thread is not threading.main_thread()
         and (thread.name != THREAD_NAME or calls_under_way())
         and "AnyIO" not in thread.name
+        and not thread.name.startswith("waitpid-")
         and "Dask-Offload" not in thread.name
         and "Trio" not in thread.name
         and "trio" not in thread.name
