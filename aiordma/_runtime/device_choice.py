@@ -35,7 +35,15 @@ then no route.)"""
 
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
-_said: set[str] = set()
+_logged: set[str] = set()
+"""What `why_software` returned for the choices that were logged."""
+
+
+def why_software(address: str) -> str:
+    """Return why no real device can serve an address, or "" if the attempt has to tell."""
+    if not real_devices_are_here():
+        return "this machine has no RDMA device"
+    return "Linux does not route RDMA to a loopback address" if is_loopback(address) else ""
 
 
 async def with_device(
@@ -75,35 +83,20 @@ async def with_device(
                 except NoDeviceError as absent:
                     raise absent from error
             raise
-    real, loopback = real_devices_are_here(), is_loopback(address)
-    if real and not loopback:
+    why = known = why_software(address)
+    if not known:
         try:
             return await attempt(rdma_core())
         except (NoDeviceError, RdmaConnectionError, VerbsCallError) as error:
             if not _is_unreached(error):
                 raise
             why = str(error)
-        requirement.check_unreached(address, why)
-        _log_once(
-            logging.WARNING,
-            "unreached",
-            f"no RDMA device of this machine reaches {address}, so the built-in software device "
-            f"serves it, and whatever else they do not reach ({why})",
-        )
-    elif real:
-        requirement.check_unreached(address, "Linux does not route RDMA to a loopback address")
-        _log_once(
-            logging.INFO,
-            "loopback",
-            f"{address} is a loopback address, which the built-in software device serves",
-        )
-    else:
-        requirement.check_unreached(address, "this machine has no RDMA device")
-        _log_once(
-            logging.INFO,
-            "none",
-            "this machine has no RDMA device, so the built-in software device serves every address",
-        )
+    requirement.check_unreached(address, why)
+    if known not in _logged:
+        _logged.add(known)
+        level = logging.INFO if known else logging.WARNING
+        text = "the built-in software device serves %s (logged once for each kind of reason): %s"
+        logger.log(level, text, address, why)
     return await attempt(software())
 
 
@@ -117,9 +110,3 @@ def _is_unreached(error: BaseException | None) -> bool:
     return (
         isinstance(error, VerbsCallError) and error.call in _FINDING and error.errno == errno.ENODEV
     )
-
-
-def _log_once(level: int, subject: str, text: str) -> None:
-    if subject not in _said:
-        _said.add(subject)
-        logger.log(level, text)

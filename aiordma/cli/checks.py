@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from aiordma._base.provider import CLASSES
+from aiordma._base.provider import BUILT_IN, CLASSES, SOFTWARE
 from aiordma.cli.containers import memlock_command, nodes_command
 from aiordma.cli.system import (
-    BUILT_IN,
-    SOFTWARE,
     AddressUse,
     DeviceState,
     GidState,

@@ -14,11 +14,11 @@ import anyio
 import typer
 
 import aiordma
-from aiordma._base.provider import Requirement
+from aiordma._base.provider import SOFTWARE, Requirement
 from aiordma.bench.mistakes import one_line
 from aiordma.cli.checks import Finding, check, works
 from aiordma.cli.running import run_command
-from aiordma.cli.system import SOFTWARE, AddressUse, DeviceState, System, inspect
+from aiordma.cli.system import AddressUse, DeviceState, System, inspect
 
 SECONDS = 10.0
 NO_RDMA = "RDMA does not work here."

@@ -1,7 +1,6 @@
 """`aiordma info`: the devices, their ports, GIDs and limits."""
 
 import json
-import socket
 from dataclasses import asdict, fields
 from enum import IntEnum, IntFlag
 from importlib.metadata import version
@@ -13,6 +12,7 @@ from aiordma import RdmaError
 from aiordma.bench.mistakes import one_line
 from aiordma.cli.options import device_names
 from aiordma.cli.running import fail, reporting
+from aiordma.cli.system import interface_name
 from aiordma.verbs import Context, Device, DeviceAttributes, GidEntry, GidType
 
 SHOWN_LIMITS = (
@@ -126,15 +126,8 @@ def _gid(entry: GidEntry) -> dict[str, Any]:
         "gid": entry.gid.hex(":", 2),
         "type": entry.type.name,
         "address": entry.address if entry.type is not GidType.INFINIBAND else None,
-        "interface": _interface(entry.interface_index),
+        "interface": interface_name(entry.interface_index),
     }
-
-
-def _interface(index: int) -> str | None:
-    try:
-        return socket.if_indextoname(index) if index else None
-    except OSError:
-        return None  # of another network namespace
 
 
 def _lines(device: dict[str, Any], verbose: bool) -> list[str]:

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-import aiordma
 from aiordma import RdmaError
+from aiordma._base.provider import BUILT_IN, SOFTWARE, SOFTWARE_ROCE, rdma_core
+from aiordma._runtime.device_choice import why_software
 from aiordma.bench.mistakes import one_line
 from aiordma.cli.containers import container_of
 from aiordma.verbs import Context, Device, EventChannel, GidEntry, GidType, Identifier
 
-SOFTWARE = "software"
-BUILT_IN = (SOFTWARE, "software_roce")
 LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
 MODULES = ("rdma_rxe", "siw", "rdma_ucm", "ib_uverbs", "tcp_diag")
 _CAP_IPC_LOCK = 14
@@ -265,28 +264,18 @@ def _addresses(root: Path) -> dict[str, list[str]]:
 
 def _use_of(address: str) -> AddressUse:
     """Bind to a local address, as `listen` does, and return the device that has it."""
-    if ip_address(address.partition("%")[0]).is_loopback:
-        return AddressUse(address, SOFTWARE, "Linux does not route RDMA to a loopback address")
+    why = why_software(address)
+    if why:
+        return AddressUse(address, SOFTWARE, why)
     try:
-        with EventChannel(_real()) as channel, Identifier(channel) as identifier:
+        with EventChannel(rdma_core()) as channel, Identifier(channel) as identifier:
             identifier.bind(address, 0)
             if not identifier.device_key:
                 return AddressUse(address, SOFTWARE, "no RDMA device has this address")
-            context = identifier.context()
-            try:
+            with identifier.context() as context:
                 return AddressUse(address, context.device_name)
-            finally:
-                context.close()
     except RdmaError as error:
         return AddressUse(address, SOFTWARE, one_line(error))
-
-
-def _real() -> str:
-    """Return the name of any real device: its provider has the connection manager."""
-    for name in Device.names():
-        if name not in BUILT_IN:
-            return name
-    raise aiordma.NoDeviceError("this machine has no RDMA device")
 
 
 def _device_names(kernel: Iterable[str]) -> list[str]:
@@ -294,7 +283,7 @@ def _device_names(kernel: Iterable[str]) -> list[str]:
         names = Device.names()
     except RdmaError:
         names = [*BUILT_IN]
-    names = [name for name in names if name != BUILT_IN[1]]  # which no address leads to
+    names = [name for name in names if name != SOFTWARE_ROCE]  # which no address leads to
     # What the kernel has, and the library does not list, cannot be opened, and is a finding.
     return [*(name for name in kernel if name not in names), *names]
 
@@ -334,12 +323,13 @@ def _port(context: Context, number: int, gids: Iterable[GidEntry], usual: str | 
         port.state.name,
         port.active_mtu.bytes,
         tuple(entries),
-        _name_of(index) or usual,
+        interface_name(index) or usual,
     )
 
 
-def _name_of(index: int) -> str | None:
+def interface_name(index: int) -> str | None:
+    """Return the name of a network interface; None for index 0, and if there is none."""
     try:
         return socket.if_indextoname(index) if index else None
     except OSError:
-        return None
+        return None  # of another network namespace

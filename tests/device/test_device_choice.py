@@ -44,7 +44,7 @@ async def test_the_address_decides(device: DeviceUnderTest) -> None:
 async def test_what_no_real_device_reaches_the_built_in_one_serves(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(device_choice, "_said", set())
+    monkeypatch.setattr(device_choice, "_logged", set())
     monkeypatch.delenv("AIORDMA_DEVICE", raising=False)
     caplog.set_level(logging.INFO, "aiordma")
     async with AsyncExitStack() as stack:

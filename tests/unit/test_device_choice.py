@@ -73,7 +73,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.setattr(module, "software", lambda: BUILT_IN)
         monkeypatch.setattr(module, "real_devices_are_here", lambda: machine.present)
     monkeypatch.setattr(device_choice, "require_device", machine.require_device)
-    monkeypatch.setattr(device_choice, "_said", set())
+    monkeypatch.setattr(device_choice, "_logged", set())
     return machine
 
 
