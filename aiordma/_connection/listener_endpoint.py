@@ -7,8 +7,8 @@ import errno
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 
@@ -44,7 +44,7 @@ from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import new_identifier
 from aiordma._runtime.reactor import Reactor
 from aiordma._runtime.teardown import Teardown
-from aiordma.verbs.device import Context, require_device
+from aiordma.verbs.device import require_device
 from aiordma.verbs.identifier import Event, Identifier
 
 logger: logging.Logger = logging.getLogger("aiordma")
@@ -82,14 +82,13 @@ async def open_listener(
     if ipv6_only is not None and ":" not in host:
         raise ValueError(f"{call}(): ipv6_only={ipv6_only}: {host!r} is no numeric IPv6 address")
     # Check the arguments before anything is opened.
-    choice = ListenerReceives(shared_receive, options, domain, call).domain
-    requirement = choice.requirement(device)
+    receives = ListenerReceives(shared_receive, options, domain, call)
+    requirement = receives.domain.requirement(device)
     if requirement.name is not None:
         require_device(requirement.name)
     numeric = await numeric_address(host)
 
     async def attempt(provider: Provider) -> "ListenerEndpoint":
-        receives = ListenerReceives(shared_receive, options, domain)
         ports = LocalPorts((numeric, port))
         while True:
             try:
@@ -117,7 +116,7 @@ async def open_listener(
                 identifier.set_ipv6_only(ipv6_only)
             identifier.bind(numeric, port)
             if identifier.device_key:
-                with borrowed_context(identifier) as context:
+                with identifier.context() as context:
                     requirement.check(context.device_name, context.kind, f"{call}({host!r})")
             # The kernel silently drops requests beyond its backlog. The listener's own, smaller
             # backlog rejects them before that.
@@ -125,16 +124,6 @@ async def open_listener(
             return reactor, identifier
 
     return await with_device(requirement, numeric, attempt)
-
-
-@contextmanager
-def borrowed_context(identifier: Identifier) -> Iterator[Context]:
-    """Yield the opened device of an identifier."""
-    context = identifier.context()
-    try:
-        yield context
-    finally:
-        context.close()
 
 
 _open: WeakItems["ListenerEndpoint"] = WeakItems()
@@ -384,7 +373,7 @@ class ListenerEndpoint:
             return True
         if self._requirement.name is not None:
             return self._requirement.name == identifier._device_name
-        with borrowed_context(identifier) as context:
+        with identifier.context() as context:
             return self._requirement.permits(context.device_name, context.kind)
 
     def _turn_away(self, request: IncomingRequest, reason: bytes = b"") -> None:
