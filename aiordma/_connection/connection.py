@@ -20,17 +20,16 @@ from aiordma._base.enums import Access, MemoryWindowType
 from aiordma._base.errors import ClosedError, NotSupportedError, RdmaError, detached
 from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionOptions
-from aiordma._base.process import never_pickled
 from aiordma._base.ranges import RemoteMemory
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
-from aiordma._base.statistics import RequestStatistics
 from aiordma._connection.blocks import BlockPairs, Blocks, BlockTransfer
 from aiordma._connection.chain import Chain
 from aiordma._connection.counter import Counter, open_counter
 from aiordma._connection.general_path import GeneralPath
 from aiordma._connection.grant import Grant, open_grant
 from aiordma._connection.messages import Message, MessageQueue
+from aiordma._connection.on_device import OnDevice
 from aiordma._connection.operations import (
     check_remote,
     compare_swap_work,
@@ -45,9 +44,7 @@ from aiordma._endpoint.capabilities import require_windows
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.registration import (
     make_in_thread,
-    register,
     register_dmabuf,
-    register_in_thread,
 )
 from aiordma._endpoint.staging import PARTS, THREAD_LIMIT, Staging, several
 from aiordma._endpoint.windows import BoundWindow, check_window_memory
@@ -56,17 +53,14 @@ from aiordma._native import ArrivalView, calls_port
 from aiordma._requests.registrations import RegistrationCache
 from aiordma._requests.request import WorkRequest
 from aiordma.verbs import (
-    Context,
     DmabufRegion,
     LocalMemory,
     MemoryWindow,
-    ProtectionDomain,
     QueuePairAttributes,
-    RegistrableMemory,
 )
 from aiordma.verbs.buffers import blank_bytes
 from aiordma.verbs.completion import WorkCompletion
-from aiordma.verbs.memory import MemoryRegion, MemorySlice
+from aiordma.verbs.memory import MemorySlice
 
 MOST_BYTES = 1 << 26
 """The longest range that `read_bytes` reads by default."""
@@ -86,7 +80,7 @@ Establish = Callable[[bytes], Awaitable[bytes]]
 the endpoint."""
 
 
-class Connection(Posting, ObjectStream[bytes]):
+class Connection(OnDevice, Posting, ObjectStream[bytes]):
     """A reliable connection: an anyio ObjectStream of messages, and RDMA READ and WRITE.
 
     `aiordma.connect` and listeners return established connections. `aiordma.prepare_connection` and
@@ -186,8 +180,6 @@ class Connection(Posting, ObjectStream[bytes]):
         self.private_data = await pending
         self._begun = True
 
-    __reduce__ = never_pickled
-
     def __repr__(self) -> str:
         state = self._endpoint.state.value
         return f"<Connection to {self.peer_address} on {self.device_name}: {state}>"
@@ -203,37 +195,6 @@ class Connection(Posting, ObjectStream[bytes]):
     def peer_address(self) -> SocketAddress | None:
         """The peer's (host, port)."""
         return self._endpoint.peer_address
-
-    @property
-    def device_name(self) -> str:
-        """The name of the RDMA device that the connection uses."""
-        return self._endpoint.hub.context.device_name
-
-    @property
-    def qp_num(self) -> int:
-        """The number of the local queue pair (`ibv_qp.qp_num`), which identifies it in the device,
-        in traces and in the peer's `query().dest_qp_num`. The property does not change when the
-        connection closes, but the device can then give the number to another queue pair."""
-        return self._endpoint.pair.number
-
-    @property
-    def context(self) -> Context:
-        """The opened device (`ibv_context`), for queries and asynchronous events. All users of
-        the device in this event loop share it: do not close it.
-
-        The property returns the same object after the connection has closed. The end of the event
-        loop closes the object; its calls then raise ClosedError."""
-        return self._endpoint.hub.context
-
-    @property
-    def protection_domain(self) -> ProtectionDomain:
-        """The protection domain (`ibv_pd`) of the queue pair and of the regions that `register`
-        returns: that of the argument `domain=`, or else the one that all users of the device in
-        this event loop share. Do not close it. Close the objects that you create with it (a
-        MemoryRegion, for instance) before it closes: the shared one closes at the event loop's end.
-
-        After the connection has closed: as `context`."""
-        return self._endpoint.memory.domain
 
     @property
     def options(self) -> ConnectionOptions:
@@ -270,14 +231,6 @@ class Connection(Posting, ObjectStream[bytes]):
         assert self._endpoint.pair.raw is not None
         return self._endpoint.pair.raw.attributes()
 
-    def statistics(self) -> RequestStatistics:
-        """Return the counters of the connection's requests. They remain after its end. The
-        receives of a shared receive queue are counted there.
-
-        Raises: nothing.
-        """
-        return RequestStatistics._of(self._endpoint.work.counters())
-
     @property
     def cause(self) -> Exception | None:
         """Why the connection has ended, or is about to end: ClosedError if you closed it,
@@ -307,43 +260,6 @@ class Connection(Posting, ObjectStream[bytes]):
         were passed to requests unregistered. All connections of the domain share it."""
         return self._endpoint.memory.pool.registrations
 
-    def register(self, buffer: RegistrableMemory, access: Access | None = None) -> MemoryRegion:
-        """Register a buffer for this connection's requests and, with remote access, for its peer.
-
-        It stays registered until `region.close()` or until the connection closes. The time to pin
-        the memory grows with its pages: for large buffers, use `register_in_thread`, which does not
-        block the event loop.
-
-        Unless they were opened with `domain=`, all connections of this event loop on the same
-        device share one protection domain. So with remote access, any peer of these connections can
-        access the memory if it knows the rkey.
-
-        Args:
-            buffer: a bytearray, memoryview, mmap, array, numpy array or bytes; contiguous, not
-                empty. Also an array with `__array_interface__`, or a tensor with DLPack, in the
-                memory of the CPU (torch, jax): do not resize it while it is registered. Also an
-                array or tensor on a GPU of CUDA, with `__cuda_array_interface__` or DLPack: its
-                region is a DmabufRegion, which the CPU does not access. Wait until the GPU has
-                written the tensor before you post it (torch.cuda.synchronize).
-            access: the permitted access; None is LOCAL_WRITE for a writable buffer. Remote access
-                is permitted only if named.
-
-        Raises:
-            TypeError: the object has no buffer, and describes no plain memory either; or the buffer
-                is read-only and the access permits writing.
-            ValueError: the buffer is empty or not contiguous.
-            NotSupportedError: the device does not support a requested access (ON_DEMAND, MW_BIND);
-                or the memory is a GPU's, and the device, the library or the GPU's driver cannot
-                register it.
-            VerbsCallError: the driver refused; the message names the limit.
-            ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError: the connection
-                has ended; the error is its cause.
-            EventLoopError, ForkError: called outside of its event loop, or in a forked child.
-
-        See: man ibv_reg_mr.
-        """
-        return register(self._endpoint, buffer, access)
-
     def register_dmabuf(
         self,
         fd: int,
@@ -372,20 +288,6 @@ class Connection(Posting, ObjectStream[bytes]):
         See: man ibv_reg_dmabuf_mr.
         """
         return register_dmabuf(self._endpoint, fd, length, offset, access, iova)
-
-    async def register_in_thread(
-        self, buffer: RegistrableMemory, access: Access | None = None
-    ) -> MemoryRegion:
-        """Register a buffer as `register` does, in a worker thread.
-
-        Args:
-            buffer, access: as of `register`.
-
-        Raises: as `Connection.register`.
-
-        Cancellation: the call waits for the driver, and then deregisters the buffer.
-        """
-        return await register_in_thread(self._endpoint, buffer, access)
 
     # -- posting messages -------------------------------------------------------------------------
 

@@ -12,13 +12,11 @@ from aiordma._base.connection_parameters import (
     ConnectionParameters,
     check_private_data,
 )
-from aiordma._base.enums import Access
-from aiordma._base.process import never_pickled
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
-from aiordma._base.statistics import RequestStatistics
 from aiordma._connection.connection import ConnectionInfo
 from aiordma._connection.general_path import GeneralPath
+from aiordma._connection.on_device import OnDevice
 from aiordma._connection.operations import message_work, send_flags
 from aiordma._datagram.address_handles import PeerHandle
 from aiordma._datagram.endpoint import DatagramEndpoint
@@ -26,7 +24,6 @@ from aiordma._datagram.message import DatagramMessage, DatagramReceive
 from aiordma._datagram.multicast import MulticastGroup, check_group, join_group
 from aiordma._datagram.peer import MOST_QKEY, MOST_QP_NUM, DatagramPeer
 from aiordma._datagram.resolution import resolve_peer
-from aiordma._endpoint.registration import register, register_in_thread
 from aiordma._endpoint.staging import PARTS, Staging, call_of, several
 from aiordma._native import calls_port, ffi
 from aiordma._requests.credits import Slot
@@ -36,10 +33,7 @@ from aiordma._runtime.address_lookup import checked_host, checked_port
 from aiordma.verbs import (
     GRH_BYTES,
     AddressVector,
-    Context,
     LocalMemory,
-    ProtectionDomain,
-    RegistrableMemory,
     SendWork,
 )
 from aiordma.verbs.address import MOST_LID
@@ -47,7 +41,7 @@ from aiordma.verbs.buffers import flat_view
 from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
 
-class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
+class Datagram(OnDevice, UnreliableObjectReceiveStream[DatagramMessage]):
     """A datagram socket: messages of up to the port's MTU, to any peer. A lost message is not
     reported. Made by `open_datagram`. An anyio UnreliableObjectReceiveStream.
 
@@ -64,7 +58,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
     """
 
     def __init__(self, endpoint: DatagramEndpoint, host: str) -> None:
-        self._endpoint = endpoint
+        self._endpoint: DatagramEndpoint = endpoint
         self._staging = Staging(endpoint)
         self._port = endpoint.work.port
         self._general = GeneralPath(endpoint, self._staging, endpoint.work.sends)
@@ -75,8 +69,6 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         self._queue = endpoint.received.queue
         assert endpoint.senders is not None
         self._senders = endpoint.senders
-
-    __reduce__ = never_pickled
 
     def __repr__(self) -> str:
         return repr(self._endpoint)
@@ -94,29 +86,9 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         return self._local[1] if self._local else 0
 
     @property
-    def device_name(self) -> str:
-        """The name of the RDMA device that the socket uses."""
-        return self._endpoint.hub.context.device_name
-
-    @property
     def mtu(self) -> int:
         """The longest payload, in bytes: the active MTU of the local port."""
         return self._endpoint.mtu
-
-    @property
-    def qp_num(self) -> int:
-        """The number of the local queue pair. It does not change when the socket closes."""
-        return self._endpoint.pair.number
-
-    @property
-    def context(self) -> Context:
-        """The opened device, as `Connection.context`. It is shared: do not close it."""
-        return self._endpoint.hub.context
-
-    @property
-    def protection_domain(self) -> ProtectionDomain:
-        """As `Connection.protection_domain`. It is shared: do not close it."""
-        return self._endpoint.memory.domain
 
     @property
     def qkey(self) -> int:
@@ -133,13 +105,6 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
     def lid(self) -> int:
         """The local port's InfiniBand address; 0 on RoCE, which has none."""
         return self._endpoint.lid
-
-    def statistics(self) -> RequestStatistics:
-        """Return the counters of the socket's requests. They remain after its end.
-
-        Raises: nothing.
-        """
-        return RequestStatistics._of(self._endpoint.work.counters())
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
@@ -266,35 +231,6 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
             timeout=timeout,
             groups=self._endpoint.groups,
         )
-
-    # -- memory ---------------------------------------------------------------------------------
-
-    def register(self, buffer: RegistrableMemory, access: Access | None = None) -> MemoryRegion:
-        """Register a buffer for this socket's requests. It stays registered until `region.close()`
-        or until the socket closes.
-
-        Args:
-            buffer, access: as of `Connection.register`.
-
-        Raises: as `Connection.register`.
-
-        See: man ibv_reg_mr.
-        """
-        return register(self._endpoint, buffer, access)
-
-    async def register_in_thread(
-        self, buffer: RegistrableMemory, access: Access | None = None
-    ) -> MemoryRegion:
-        """Register a buffer as `register` does, in a worker thread.
-
-        Args:
-            buffer, access: as of `Connection.register`.
-
-        Raises: as `Connection.register`.
-
-        Cancellation: as `Connection.register_in_thread`.
-        """
-        return await register_in_thread(self._endpoint, buffer, access)
 
     # -- sending --------------------------------------------------------------------------------
 

@@ -231,7 +231,7 @@ async def writev(cut: Cut) -> None:
         cell.settle()
 
 
-@of("WrappedCoroutine.__await__")
+@of("BlockTransfer.__await__")
 async def blocks(cut: Cut) -> None:
     async with memories() as (client, server, ours, theirs):
         source, cell = ours.cells[0], theirs.cells[0]

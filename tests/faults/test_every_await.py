@@ -35,6 +35,7 @@ WITHOUT_WAIT = {
 }
 """They return the object, and wait for nothing."""
 FORWARDS = {
+    "Opening.__await__",
     "StreamEventLoop.create_connection",
     "StreamEventLoop.create_server",
     "StreamEventLoop.sendfile",
@@ -48,7 +49,7 @@ FORWARDS = {
 ELSEWHERE = {"simulated_network"}
 """tests/simulation/test_other_loop.py cancels what runs on another simulation's loop only."""
 ON_KERNELS_DEVICES = {
-    "WrappedCoroutine.__await__",
+    "BlockTransfer.__await__",
     "connect",
     "Connection.aclose",
     "Connection.grant",
@@ -94,6 +95,7 @@ def _public() -> Iterator[tuple[str, str, Any]]:
 
 
 def _public_awaits() -> Iterator[str]:
+    public = [thing for _, _, thing in _public()]
     for prefix, name, thing in _public():
         if not inspect.isclass(thing):
             if callable(thing) and _is_awaited(thing):
@@ -107,9 +109,9 @@ def _public_awaits() -> Iterator[str]:
             if member == "__await__" or (callable(function) and _is_awaited(function)):
                 if not module.startswith("aiordma"):
                     continue  # of anyio's base classes: they call the others
-                # Where it is defined; a class of the engine has no qualified names.
-                defined = next(each for each in thing.__mro__ if member in vars(each))
-                yield f"{prefix}{defined.__name__}.{member}"
+                # Of the first public class that has it.
+                first = [each for each in thing.__mro__ if each in public and hasattr(each, member)]
+                yield f"{prefix}{first[-1].__name__}.{member}"
 
 
 @pytest.mark.promise(
