@@ -11,7 +11,6 @@ last member. Only then is the memory of the posted receives released.
 import errno
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import anyio
@@ -56,7 +55,7 @@ from aiordma._runtime.teardown import Phase, Teardown
 from aiordma.verbs import Capacity, RawSharedReceiveQueue
 from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.identifier import Event, Identifier
-from aiordma.verbs.memory import MemoryRegion, retire_all
+from aiordma.verbs.memory import MemoryRegion
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -580,23 +579,13 @@ class SharedReceiveEndpoint:
         for request in self._open:
             request._keep_memory()
         fail_all(self._open, lambda request: self._flushed(request, why))
-        refusal = self.teardown.refusal
-        if self.memory.state is not None and refusal is not None:
-            self.memory.state.keep_for(self, refusal)
+        self.memory.keep_for(self.teardown.refusal)
 
     def _release(self) -> Callable[[], object] | None:
-        regions, unused = list(self.memory.regions.values()), self.hub.take_unused()
-        if not regions and unused is None:
-            return None
-
-        steps: list[Callable[[], object]] = [partial(retire_all, regions)]
-        if unused is not None:
-            steps.append(unused)
-        return partial(call_all, steps)
+        return self.memory.release(self.hub)
 
     def _released(self) -> None:
-        if self.memory.state is not None:
-            self.memory.state.leave(self)
+        self.memory.leave()
 
     def close_when_unused(self) -> None:
         """Close the queue once the last member has ended, in the background."""

@@ -60,7 +60,6 @@ from aiordma._runtime.unmanaged_identifier import Unmanaged
 from aiordma.verbs import Capacity, RawSharedReceiveQueue
 from aiordma.verbs.async_event import QUEUE_PAIR_ERRORS
 from aiordma.verbs.identifier import Event, Identifier
-from aiordma.verbs.memory import retire_all
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -720,29 +719,17 @@ class Endpoint:
         assert refusal is not None
         if self.shared_receive is not None:
             self.shared_receive.keep_for(self, refusal)
-        if self.memory.state is not None:
-            self.memory.state.keep_for(self, refusal)
+        self.memory.keep_for(refusal)
         self.work.sends.slots.fail(self.cause or ClosedError(why))
         for request in self.work.requests:
             request._keep_memory()
         fail_all(self.work.requests, lambda request: self._fail_with_flush(request, why))
 
     def _release(self) -> Callable[[], object] | None:
-        regions = list(self.memory.regions.values())
-        unused = self.hub.take_unused()
-        domain = self.memory.state
-        steps: list[Callable[[], object]] = []
-        if regions:
-            steps.append(partial(retire_all, regions))
-        if domain is not None and domain.is_private and domain.members == 1:
-            steps.append(domain.take_apart())
-        if unused is not None:
-            steps.append(unused)
-        return partial(call_all, steps) if steps else None
+        return self.memory.release(self.hub)
 
     def _released(self) -> None:
-        if self.memory.state is not None:
-            self.memory.state.leave(self)
+        self.memory.leave()
 
     async def until_ended(self) -> Exception:
         """Wait until the queue pair is destroyed and every request has completed. Return a copy of
