@@ -9,10 +9,16 @@ def call_all(steps: Iterable[Callable[[], object]]) -> None:
     Raises:
         BaseException: the last one that was raised; its context has those before it.
     """
-    rest = iter(steps)
-    for step in rest:
+    last: BaseException | None = None
+    for step in steps:
         try:
             step()
-        except BaseException:
-            call_all(rest)
-            raise
+        except BaseException as error:
+            if error.__context__ is None and error is not last:
+                error.__context__ = last
+            last = error
+    try:
+        if last is not None:
+            raise last
+    finally:
+        del last  # its traceback holds this frame

@@ -6,12 +6,13 @@ connection results, and the identifier of each request is destroyed at once.
 
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import anyio
 
+from aiordma._base.call_all import call_all
 from aiordma._base.connection_parameters import ConnectionParameters
 from aiordma._base.enums import CmEventType, QueuePairType
 from aiordma._base.errors import ClosedError, VerbsCallError
@@ -200,14 +201,8 @@ class DatagramEndpoint(Endpoint):
         handles, rest = self.handles.detach(), super()._release()
         if not handles:
             return rest
-
-        def release() -> None:
-            with ExitStack() as last_first:
-                if rest is not None:
-                    last_first.callback(rest)
-                last_first.callback(close_all, handles)
-
-        return release
+        closing = partial(close_all, handles)
+        return closing if rest is None else partial(call_all, [closing, rest])
 
     async def aclose(self) -> None:
         """Call `close`, and wait for it, also if the task is cancelled. The wait is short."""

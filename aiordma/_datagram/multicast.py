@@ -8,11 +8,13 @@ join. So this module attaches the queue pair itself.
 import ipaddress
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from functools import partial
 
 import anyio
 
 from aiordma._base.arguments import wrong_value
+from aiordma._base.call_all import call_all
 from aiordma._base.calls import UNSUPPORTED
 from aiordma._base.enums import CmEventType, PortSpace
 from aiordma._base.errors import (
@@ -145,11 +147,7 @@ class MulticastGroup:
         if not self._reactor.loop.has_ended:  # else no task continues, and waking one fails
             self._waiter.fail(ClosedError(f"join {self.address}: the socket was closed"))
 
-        def leave() -> None:
-            with ExitStack() as last_first:
-                last_first.callback(self._leave_network)
-                last_first.callback(self._detach)
-
+        leave = partial(call_all, [self._detach, self._leave_network])
         self._reactor.destroy(leave, self._finish_leaving)
 
     def _finish_leaving(self, error: BaseException | None) -> None:

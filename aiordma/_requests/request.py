@@ -12,9 +12,10 @@ the queue pair is destroyed.
 
 import logging
 from collections.abc import Callable, Generator, Iterable
-from contextlib import ExitStack
+from functools import partial
 from typing import Any, Protocol
 
+from aiordma._base.call_all import call_all
 from aiordma._loop.event_loop import EventLoop, Waiter
 from aiordma._native import WorkRequest as WorkRequest
 from aiordma._native import given
@@ -69,6 +70,4 @@ def _log(text: str, about: object, error: BaseException) -> None:
 
 def fail_all(requests: Iterable[WorkRequest], explain: Callable[[WorkRequest], Exception]) -> None:
     """Fail requests without completions. All of them fail, even if a callback raises."""
-    with ExitStack() as last_first:
-        for request in reversed(list(requests)):
-            last_first.callback(lambda each: each._fail(explain(each)), request)
+    call_all([partial(lambda each: each._fail(explain(each)), request) for request in requests])

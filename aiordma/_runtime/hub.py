@@ -16,7 +16,6 @@ The hub stays open until the event loop ends, or until the device has failed and
 
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol
 
@@ -507,11 +506,8 @@ class DeviceHub:
         """Destroy all objects, even if one fails. Every queue pair must have been destroyed."""
         self.poller.enabled = False
         self.poller.set_queues([])
-        with ExitStack() as last_first:
-            last_first.callback(self.context.close)
-            last_first.callback(self.domain.close)
-            last_first.callback(self.pool.close)
-            last_first.callback(self.channel.close)
-            for shared in self._queues:
-                last_first.callback(shared.queue.close)
+        queues = [shared.queue.close for shared in reversed(self._queues)]
+        call_all(
+            [*queues, self.channel.close, self.pool.close, self.domain.close, self.context.close]
+        )
         self._queues.clear()

@@ -12,13 +12,13 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import anyio
 
+from aiordma._base.call_all import call_all
 from aiordma._base.errors import EventLoopError, VerbsCallError
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider
@@ -437,19 +437,14 @@ class Reactor:
         for hub in hubs:
             hub.stop()
 
-        def close() -> None:
-            with ExitStack() as stack:
-                stack.callback(self.channel.close)
-                for hub in hubs:
-                    stack.callback(hub.close)
-
         def closed(error: BaseException | None) -> None:
             if error is not None:
                 leak(self)
                 logger.error("closing the event loop's RDMA devices: %s", error)
             self._closed.set()
 
-        start_destroy(self.loop, close, closed, blocks=self.blocks)
+        steps = [hub.close for hub in reversed(hubs)] + [self.channel.close]
+        start_destroy(self.loop, partial(call_all, steps), closed, blocks=self.blocks)
 
     def _end_without_loop(self) -> None:
         """Close everything in this thread, because the loop has ended and runs no callbacks."""

@@ -5,11 +5,12 @@ import logging
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
+from aiordma._base.call_all import call_all
 from aiordma._base.errors import BusyError, ClosedError, VerbsCallError, detached
 from aiordma._base.process import forked, here
 from aiordma._base.system import system
@@ -207,11 +208,10 @@ class Resource:
         return True
 
     def _close_children(self) -> None:
-        children = list(self._children.values())
-        # Last in, first out. A child that cannot be closed does not stop the others.
-        with ExitStack() as stack:
-            for child in sorted(children, key=lambda child: child._closing_rank, reverse=True):
-                stack.callback(child._close_before_parent)
+        # Of each rank, last in, first out. A child that cannot be closed does not stop the others.
+        children = reversed(list(self._children.values()))
+        ranked = sorted(children, key=lambda child: child._closing_rank)
+        call_all([child._close_before_parent for child in ranked])
 
     def _require_closable(self) -> None:
         """Check that the object may be closed now. Called before its children are closed.

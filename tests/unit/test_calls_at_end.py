@@ -1,6 +1,7 @@
 """Functions that are called after others: after a drain, and whatever one of them raises."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -72,3 +73,15 @@ def test_each_is_called_whatever_the_others_raise() -> None:
         call_all([lambda: step(1), lambda: step(2, first), lambda: step(3, last), lambda: step(4)])
     assert seen == [1, 2, 3, 4]
     assert caught.value.__context__ is first
+
+
+def test_more_failing_steps_than_the_stack_has_frames_are_all_called() -> None:
+    called: list[int] = []
+
+    def step(number: int) -> None:
+        called.append(number)
+        raise OSError(f"step {number}")
+
+    with pytest.raises(OSError, match="step 4999"):
+        call_all([partial(step, number) for number in range(5000)])
+    assert called == [*range(5000)]
