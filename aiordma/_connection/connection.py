@@ -946,7 +946,7 @@ class Connection(OnDevice, Posting, ObjectStream[bytes]):
 
     def _close_soon(self) -> None:
         """Close in the background."""
-        self._endpoint.close()
+        self._endpoint.teardown.close()
 
     async def __aexit__(
         self,

@@ -538,9 +538,9 @@ class Attempt:
         if above is not None and is_withdrawn and self._may_be_accepted(endpoint):
             above._end_soon()
         elif endpoint.handshake.awaits_answer:
-            endpoint.close()  # in the background: the driver waits for the peer's answer
+            endpoint.teardown.close()  # in the background: the driver waits for the peer's answer
         else:
-            await endpoint.aclose()
+            await endpoint.teardown.aclose()
 
     def _may_be_accepted(self, endpoint: Endpoint) -> bool:
         """Return whether the peer may be connected, or become so before it hears that this side has

@@ -222,7 +222,7 @@ class IncomingRequest:
         """Close the endpoint of an accept that has failed. Before the answer, this rejects the
         peer."""
         self._tally.failed += 1
-        await endpoint.aclose()
+        await endpoint.teardown.aclose()
         if isinstance(error, VerbsCallError):
             # Calls on an identifier whose peer has withdrawn fail with various errors.
             raise RdmaConnectionError._of_call(self.operation, error) from error
@@ -331,7 +331,7 @@ class IncomingRequest:
         about to return, close its connection in the background."""
         self._abandoned = True
         if self._accepting is not None:
-            self._accepting.close()
+            self._accepting.teardown.close()
 
     def _refuse(self, private_data: bytes) -> None:
         try:

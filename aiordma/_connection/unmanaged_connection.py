@@ -164,7 +164,7 @@ async def open_queue_pair(
         await endpoint.calls.run(lambda: connection._initialize(pkey_index))
         connection._post_pooled_receives()
     except BaseException:
-        await endpoint.aclose()
+        await endpoint.teardown.aclose()
         raise
     return connection
 
@@ -261,7 +261,7 @@ class UnmanagedConnection(Connection):
             await endpoint.calls.run(lambda: self._connect(peer, vector, mtu))
             endpoint.require_usable()
         except BaseException:
-            await endpoint.aclose()
+            await endpoint.teardown.aclose()
             raise
         if endpoint.state is ConnectionState.CONNECTING:
             endpoint.handshake.was_established = True

@@ -205,9 +205,9 @@ class DatagramEndpoint(Endpoint):
         return closing if rest is None else partial(call_all, [closing, rest])
 
     async def aclose(self) -> None:
-        """Call `close`, and wait for it, also if the task is cancelled. The wait is short."""
+        """Close, and wait for the end, also if the task is cancelled. The wait is short."""
         groups = list(self.groups.values())
-        await super().aclose()
+        await self.teardown.aclose()
         if not self.is_inherited and not self.loop.has_ended:
             for group in groups:
                 await outwait(group._has_left)

@@ -747,20 +747,6 @@ class Endpoint:
         assert cause is not None
         return detached(cause)
 
-    def close(self) -> None:
-        """End the endpoint, and release its resources, in the background. Idempotent."""
-        self.teardown.close()
-
-    async def aclose(self) -> None:
-        """Close the endpoint and wait for it, which is short, also if the task is cancelled.
-
-        Raises:
-            EventLoopError: as in `Reactor.require_here`.
-            VerbsCallError: the driver has refused to destroy something of the connection, which
-                stays for the life of the process.
-        """
-        await self.teardown.aclose()
-
     def forget(self) -> None:
         """Close an endpoint that the program did not close, with a warning. Works in every thread,
         and after the loop's end."""
@@ -770,6 +756,6 @@ class Endpoint:
                 warn_unclosed(f"unclosed {text}", self, self.teardown.origin)
         finally:
             if self.loop.has_ended:
-                self.reactor.close_elsewhere(self.close)
+                self.reactor.close_elsewhere(self.teardown.close)
             else:
-                self.loop.call_from_thread(self.close)
+                self.loop.call_from_thread(self.teardown.close)

@@ -269,7 +269,7 @@ async def test_unanswered_handshake_does_not_block_the_loop(how: str) -> None:
                 async with anyio.create_task_group() as connecting:
                     connecting.start_soon(fails_to_establish, connection)
                     await anyio.sleep(A_WHILE)
-                    connection._endpoint.close()
+                    connection._endpoint.teardown.close()
             group.cancel_scope.cancel()
         assert max(gaps) < 5
     await until(lambda: not reactor_in_use())

@@ -178,7 +178,7 @@ def test_the_descriptor_shows_what_has_arrived_before_the_loop_runs(run: Run, en
             if end == "nothing":
                 server.transport.write(b"hello")
             elif end == "break off":
-                server.transport.get_extra_info("connection")._endpoint.close()
+                server.transport.get_extra_info("connection")._endpoint.teardown.close()
             else:
                 getattr(server.transport, end)()
             wait_until(lambda: is_readable(below))  # without the loop

@@ -237,7 +237,7 @@ def test_a_number_that_closes_the_endpoint_posts_nothing(what: str) -> None:
             endpoint = endpoint_of(client)
             crossings = 0
             def close():
-                endpoint.close()
+                endpoint.teardown.close()
                 time.sleep(0.2)  # whatever a thread does about it, it does now
                 nonlocal crossings
                 crossings = endpoint.hub.poller.crossings
@@ -466,9 +466,9 @@ def test_a_finalizer_that_closes_the_endpoint_in_a_post(way: str) -> None:
                 if {way!r} == "chain":
                     with client.chain(signal_last_only=True) as chain:
                         request = chain.post_write(part, remote)
-                        prepare(endpoint, endpoint.close)
+                        prepare(endpoint, endpoint.teardown.close)
                 else:
-                    prepare(endpoint, endpoint.close)
+                    prepare(endpoint, endpoint.teardown.close)
                     request = client.post_write(part, remote)
             except aiordma.RdmaError:
                 pass

@@ -115,7 +115,7 @@ async def test_no_timer_lingers_once_the_endpoint_ends() -> None:
     pair = Pair()
     first, second = pair.post(), pair.post()
     pair.endpoint.handle_event(DISCONNECTED)
-    pair.endpoint.close()
+    pair.endpoint.teardown.close()
     assert pair.lingers == []
     first._complete(SUCCESS)
     second._complete(SUCCESS)
@@ -150,7 +150,7 @@ async def test_removed_device_does_not_linger() -> None:
 async def test_flush_timeout_bounds_the_flush(options: Any, seconds: float) -> None:
     pair = Pair(**options)
     first, second = pair.post(), pair.post(is_receive=True)
-    pair.endpoint.close()
+    pair.endpoint.teardown.close()
     assert pair.flushes == [0]  # in the next turn, nothing uses the queue pair
     pair.loop.fire()
     assert pair.flushes == [seconds]
