@@ -1,6 +1,7 @@
 """Byte streams over RDMA: anyio's ByteStream, on rsockets' protocol."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import inf
 from socket import AF_INET, AF_INET6, AddressFamily
 from typing import Any, TypeVar
@@ -179,12 +180,7 @@ class Stream(ByteStream):
         Cancellation: a part of the data, from its beginning, may have been sent. Memory that is not
         copied is the device's until it has written it: `region.close()` raises BusyError before.
         """
-        self._rsocket.require_here()
-        if self._path.sending:
-            raise self._busy("sending to")
-        self._path.sending = True
-        try:
-            self._require_writable()
+        with self._sending():
             await self._pause()
             self._require_writable()
             if isinstance(item, MemorySlice | MemoryRegion):
@@ -199,8 +195,6 @@ class Stream(ByteStream):
                 await self._send_registered(region[:])
             finally:
                 retire_or_log(region)
-        finally:
-            self._path.sending = False
 
     async def wait_writable(self) -> None:
         """Wait until a `send` of one byte would not wait.
@@ -209,14 +203,20 @@ class Stream(ByteStream):
 
         Cancellation: has no effect on the stream.
         """
+        with self._sending():
+            await self._pause()
+            await self._until_writable()
+
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        """Be the one task that sends, on a stream that can send."""
         self._rsocket.require_here()
         if self._path.sending:
             raise self._busy("sending to")
         self._path.sending = True
         try:
             self._require_writable()
-            await self._pause()
-            await self._until_writable()
+            yield
         finally:
             self._path.sending = False
 
@@ -245,12 +245,9 @@ class Stream(ByteStream):
 
     async def _until_writable(self) -> None:
         while not self._path.can_write:
-            await self._until_changed()
-
-    async def _until_changed(self) -> None:
-        self._require_writable()
-        await self._change()
-        self._require_writable()
+            self._require_writable()
+            await self._change()
+            self._require_writable()
 
     async def _change(self) -> None:
         """Wait until there may be room to send, or fewer messages are in flight, or the end."""
@@ -282,12 +279,8 @@ class Stream(ByteStream):
         await checkpoint()
         if self._eof_sent:
             return
-        error = self._rsocket.write_error()
-        try:
-            if error is not None and not self._path.at_eof:
-                raise error
-        finally:
-            del error  # its traceback holds this frame
+        if not self._path.at_eof:
+            self._require_unbroken()
         self._eof_sent = True
         self._path.close_write(False)
 
@@ -368,6 +361,9 @@ class Stream(ByteStream):
             raise ClosedError(
                 f"{self._rsocket.name}: this stream cannot send any more: send_eof() was called"
             )
+        self._require_unbroken()
+
+    def _require_unbroken(self) -> None:
         error = self._rsocket.write_error()
         try:
             if error is not None:
