@@ -154,6 +154,19 @@ def data(value: Any, name: str, call: str = "") -> bytes:
     return bytes(value)
 
 
+def checked_gid(value: Any, call: str = "") -> bytes:
+    """Return the bytes of an argument `gid`.
+
+    Raises:
+        TypeError: it is no bytes.
+        ValueError: it does not have 16 bytes.
+    """
+    gid = data(value, "gid", call)
+    if len(gid) != 16:
+        raise ValueError(f"{_where(call)}gid has {len(gid)} bytes: expected 16")
+    return gid
+
+
 def instance(
     value: object, name: str, kind: type[object], call: str = "", expected: str = ""
 ) -> None:

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Unpack
 
-from aiordma._base.arguments import data, instance, member, whole_number, within_device
+from aiordma._base.arguments import checked_gid, instance, member, whole_number, within_device
 from aiordma._base.enums import (
     REMOTE_ACCESS,
     Access,
@@ -62,9 +62,7 @@ class QueuePairAddress:
     def __post_init__(self) -> None:
         for name, most in (("qp_num", 2**24 - 1), ("psn", 2**24 - 1), ("lid", MOST_LID)):
             object.__setattr__(self, name, whole_number(getattr(self, name), name, 0, most))
-        object.__setattr__(self, "gid", data(self.gid, "gid"))
-        if len(self.gid) != 16:
-            raise ValueError(f"gid has {len(self.gid)} bytes: expected 16")
+        object.__setattr__(self, "gid", checked_gid(self.gid))
 
 
 @opens

@@ -6,7 +6,7 @@ from typing import Any
 
 from anyio.abc import UnreliableObjectReceiveStream
 
-from aiordma._base.arguments import data, optional_seconds, shown, text, whole_number
+from aiordma._base.arguments import checked_gid, optional_seconds, shown, text, whole_number
 from aiordma._base.connection_parameters import (
     MAX_DATAGRAM_CONNECT_PRIVATE_DATA,
     ConnectionParameters,
@@ -178,9 +178,7 @@ class Datagram(OnDevice, UnreliableObjectReceiveStream[DatagramMessage]):
         Raises:
             TypeError, ValueError: a number is out of range, or the gid does not have 16 bytes.
         """
-        gid = data(gid, "gid", "peer")
-        if len(gid) != 16:
-            raise ValueError(f"peer(): gid has {len(gid)} bytes: expected 16")
+        gid = checked_gid(gid, "peer")
         qp_num = whole_number(qp_num, "qp_num", 0, MOST_QP_NUM, "peer")
         if qkey is not None:
             qkey = whole_number(qkey, "qkey", 0, MOST_QKEY, "peer")

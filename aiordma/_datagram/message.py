@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import replace
+from ipaddress import IPv6Address
 
 from aiordma._base.enums import WorkCompletionFlag
 from aiordma._datagram.peer import DatagramPeer
@@ -11,12 +12,12 @@ from aiordma.verbs import AddressVector, Context
 from aiordma.verbs.completion import WorkCompletion
 
 _GRH = int(WorkCompletionFlag.GRH)
-_IPV4_MAPPED = bytes(10) + b"\xff\xff"
 
 
 def is_multicast(gid: bytes) -> bool:
     """Return whether a GID is a multicast address."""
-    return gid[0] == 0xFF or (gid.startswith(_IPV4_MAPPED) and gid[12] >> 4 == 0xE)
+    address = IPv6Address(gid)
+    return (address.ipv4_mapped or address).is_multicast
 
 
 class Senders(SendersBase):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from aiordma._base.arguments import data, instance, whole_number
+from aiordma._base.arguments import checked_gid, data, instance, whole_number
 from aiordma._base.calls import check_pointer, check_positive_errno
 from aiordma._base.errors import BusyError
 from aiordma._native import ffi, lib
@@ -79,9 +79,7 @@ class AddressVector:
         for name, most in _RANGES.items():
             object.__setattr__(self, name, whole_number(getattr(self, name), name, 0, most))
         if self.gid is not None:
-            object.__setattr__(self, "gid", data(self.gid, "gid"))
-            if len(self.gid) != 16:
-                raise ValueError(f"gid has {len(self.gid)} bytes: expected 16")
+            object.__setattr__(self, "gid", checked_gid(self.gid))
 
     @classmethod
     def _read(cls, raw: Any) -> "AddressVector":

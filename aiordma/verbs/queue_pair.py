@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from aiordma._base.arguments import (
-    data,
+    checked_gid,
     instance,
     member,
     nearest,
@@ -193,10 +193,7 @@ def modify_arguments(raw: Any, mask: int) -> dict[str, Any]:
 
 
 def _group(gid: bytes, lid: int, call: str) -> tuple[bytes, int]:
-    gid = data(gid, "gid", call)
-    if len(gid) != 16:
-        raise ValueError(f"{call}(): gid has {len(gid)} bytes: expected 16")
-    return gid, whole_number(lid, "lid", 0, MOST_LID, call)
+    return checked_gid(gid, call), whole_number(lid, "lid", 0, MOST_LID, call)
 
 
 def _raw_gid(gid: bytes) -> Any:
