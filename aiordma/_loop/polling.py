@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sized
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
 
-from aiordma._base.arguments import seconds
+from aiordma._base.arguments import seconds_within
 from aiordma._loop.private import ready_handles, running_asyncio_loop
 from aiordma._native import Spinner
 
@@ -133,9 +133,7 @@ def new_event_loop(spin: float = SPIN) -> PollingEventLoop:
         TypeError: `spin` is not a number.
         ValueError: `spin` is not in 0..1.
     """
-    spin = seconds(spin, "spin", "new_event_loop")
-    if not 0 <= spin <= 1:
-        raise ValueError(f"new_event_loop(): spin={spin} is not in 0..1 (seconds)")
+    spin = seconds_within(spin, "spin", 0, 1, "new_event_loop")
     return PollingEventLoop(spin)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 from weakref import WeakKeyDictionary, WeakSet
 
-from aiordma._base.arguments import seconds, wrong_type
+from aiordma._base.arguments import seconds_within, wrong_type
 from aiordma._base.errors import DeviceRequirementError
 from aiordma._base.process import here
 from aiordma._base.provider import Requirement
@@ -443,9 +443,7 @@ def new_event_loop(
             unsuitable type, or is out of range; or no host can match one of `hosts`, or of the
             variable, which the message names.
     """
-    spin = seconds(spin, "spin", "new_event_loop")
-    if not 0 <= spin <= 1:
-        raise ValueError(f"new_event_loop(): spin={spin} is not in 0..1 (seconds)")
+    spin = seconds_within(spin, "spin", 0, 1, "new_event_loop")
     StreamSettings(new_event_loop, options)
     if hosts is None:
         rule = HostRule(os.environ.get(VARIABLE, "*"), VARIABLE)
