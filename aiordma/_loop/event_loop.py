@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from math import inf
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import anyio.lowlevel
 
 from aiordma._base.errors import EventLoopError
+from aiordma._base.opening import WrappedCoroutine
 from aiordma._base.process import here, require_same_process
 from aiordma._base.system import system
 from aiordma._loop.polling import PollingEventLoop
@@ -165,32 +166,20 @@ async def _logged(
         on_end()
 
 
-class _Begun(Coroutine[Any, Any, None]):
+class _Begun(WrappedCoroutine[None]):
     """A coroutine that always begins. asyncio never begins a task that is cancelled before its
     first step."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._steps = coroutine
-        self._begun = False
-
-    def __getattr__(self, name: str) -> Any:
-        # The coroutine's name, frame and state, which asyncio and dumps of tasks read.
-        return getattr(self._steps, name)
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        return self._steps.__await__()
+    _begun = False
 
     def send(self, value: Any) -> Any:
         self._begun = True
-        return self._steps.send(value)
+        return super().send(value)
 
     def throw(self, *error: Any) -> Any:
         if not self._begun:
             self.send(None)
-        return self._steps.throw(*error)
-
-    def close(self) -> None:
-        self._steps.close()
+        return super().throw(*error)
 
 
 def _call(callback: Callable[[], None], fd: int) -> None:
