@@ -814,14 +814,7 @@ class Connection(OnDevice, Posting, ObjectStream[bytes]):
         kind = member(kind, "kind", MemoryWindowType, "bind")
         check_window_memory(self._endpoint, memory, access, "bind")
         window = await self.open_window(kind)
-        try:
-            with await self._endpoint.work.sends.slots.take() as slot:
-                request = self._general.bind(window, memory, access, "bind", slot=slot)
-            await request
-        except BaseException:
-            window.close()
-            raise
-        return window
+        return await self._general.bind_or_close(window, memory, access, "bind")
 
     async def revoke(self, window: BoundWindow) -> None:
         """Invalidate a window, and wait for it. After that, no access through the window is

@@ -184,6 +184,22 @@ class GeneralPath:
         window._note_bind(request, memory, rkey)
         return request
 
+    async def bind_or_close(
+        self, window: BoundWindow, memory: MemorySlice, access: Access, call: str
+    ) -> BoundWindow:
+        """Bind a new window when a slot is free, wait for it, and return the window.
+
+        Cancellation: the window is closed; a posted bind may still be carried out.
+        """
+        try:
+            with await self._endpoint.work.sends.slots.take() as slot:
+                request = self.bind(window, memory, access, call, slot=slot)
+            await request
+        except BaseException:
+            window.close()
+            raise
+        return window
+
     @protected
     def invalidate(
         self, window: BoundWindow, call: str, fence: bool = False, slot: Slot | None = None

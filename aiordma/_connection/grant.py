@@ -123,7 +123,10 @@ class Grant(AsyncResource):
             # From now on also the endpoint's end ends this: after the loop's end, no task does.
             endpoint.teardown.on_ended.append(self._start_ending)
             if has_windows:
-                self._window = await self._bind(path, part)
+                raw = MemoryWindow(endpoint.memory.domain, MemoryWindowType.TYPE_2)
+                window = BoundWindow(endpoint, raw)
+                # If this fails, the peer does not know the rkey.
+                self._window = await path.bind_or_close(window, part, self._access, "grant")
                 self._remote = self._window.remote
             else:
                 self._remote = part.remote()
@@ -167,18 +170,6 @@ class Grant(AsyncResource):
         # The end of the grant takes it from this list. So only one of the two ends closes it.
         endpoint.memory.adopt(region)
         return region
-
-    async def _bind(self, path: GeneralPath, part: MemorySlice) -> BoundWindow:
-        endpoint, kind = self._endpoint, MemoryWindowType.TYPE_2
-        window = BoundWindow(endpoint, MemoryWindow(endpoint.memory.domain, kind))
-        try:
-            with await endpoint.work.sends.slots.take() as slot:
-                request = path.bind(window, part, self._access, "grant", slot=slot)
-            await request
-        except BaseException:
-            window.close()  # once the bind has completed; the peer does not know the rkey
-            raise
-        return window
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -241,9 +241,9 @@ class UnmanagedConnection(Connection):
         endpoint.require_usable()
         if self._connecting or endpoint.state is not ConnectionState.CONNECTING:
             raise ValueError(f"{self!r} has been connected, or is being")
-        if path_mtu is None:
-            path_mtu = endpoint.hub.context.query_port(self._port_num).active_mtu
-        roce = endpoint.hub.context.query_port(self._port_num).link_layer is LinkLayer.ETHERNET
+        port = endpoint.hub.context.query_port(self._port_num)
+        mtu = port.active_mtu if path_mtu is None else path_mtu
+        roce = port.link_layer is LinkLayer.ETHERNET
         vector = AddressVector(
             port=self._port_num,
             gid=peer.gid if roce or any(peer.gid[8:]) else None,
@@ -253,7 +253,6 @@ class UnmanagedConnection(Connection):
             traffic_class=traffic_class,
             service_level=service_level,
         )
-        mtu = path_mtu
         self._connecting = True
         try:
             await endpoint.calls.run(lambda: self._connect(peer, vector, mtu))
