@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import anyio
 from anyio.abc import Listener as AbstractListener
@@ -28,6 +28,43 @@ from aiordma._connection.handler_errors import log_failure
 from aiordma._connection.handshakes import Acceptance
 from aiordma._connection.listener_endpoint import ListenerEndpoint, open_listener
 from aiordma._connection.shared_receive import SharedReceiveQueue
+
+Accepted = TypeVar("Accepted")
+
+
+class BaseListener(AbstractListener[Accepted]):
+    """What `Listener` and `aiordma.streams.StreamListener` share."""
+
+    _endpoint: ListenerEndpoint
+
+    __reduce__ = never_pickled
+
+    @property
+    def local_address(self) -> SocketAddress | None:
+        """The (host, port) that the listener is bound to, also after it was closed."""
+        return self._endpoint.local_address
+
+    @property
+    def port(self) -> int:
+        """The port that the listener listens on."""
+        return self._endpoint.port
+
+    async def aclose(self) -> None:
+        """Stop listening, and reject the waiting peers. What it accepted stays open. Idempotent.
+
+        Raises:
+            EventLoopError: called outside of its event loop; the message says what happens to the
+                listener.
+            VerbsCallError: the driver refused to destroy the listener's identifier. Its port stays
+                in use for the life of the process, and a second call raises the same error.
+
+        Cancellation: the listener still closes, and the call returns once it is closed.
+        """
+        await self._endpoint.aclose()
+
+    def _close_soon(self) -> None:
+        """Stop listening, and close in the background. `aclose` waits for the end."""
+        self._endpoint.teardown.close()
 
 
 @opens
@@ -105,7 +142,7 @@ async def listen(
     return Listener(endpoint)
 
 
-class Listener(AbstractListener[Connection]):
+class Listener(BaseListener[Connection]):
     """Listens for connections until it is closed. `accept` returns one connection, `serve` handles
     all. An anyio Listener.
 
@@ -115,8 +152,6 @@ class Listener(AbstractListener[Connection]):
     def __init__(self, endpoint: ListenerEndpoint) -> None:
         self._endpoint = endpoint
 
-    __reduce__ = never_pickled
-
     def __repr__(self) -> str:
         return repr(self._endpoint)
 
@@ -124,16 +159,6 @@ class Listener(AbstractListener[Connection]):
     def options(self) -> ConnectionOptions:
         """The options of every accepted connection."""
         return self._endpoint.options
-
-    @property
-    def local_address(self) -> SocketAddress | None:
-        """The (host, port) that the listener is bound to, also after it was closed."""
-        return self._endpoint.local_address
-
-    @property
-    def port(self) -> int:
-        """The port that the listener listens on."""
-        return self._endpoint.port
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
@@ -261,23 +286,6 @@ class Listener(AbstractListener[Connection]):
                     connection._ahead.give_up()  # its end waits for no message
         except Exception as error:
             log_failure(error, accepted.peer)
-
-    async def aclose(self) -> None:
-        """Stop listening, and reject the waiting peers. Accepted connections stay open. Idempotent.
-
-        Raises:
-            EventLoopError: called outside of its event loop; the message says what happens to the
-                listener.
-            VerbsCallError: the driver refused to destroy the listener's identifier. Its port stays
-                in use for the life of the process, and a second call raises the same error.
-
-        Cancellation: the listener still closes, and the call returns once it is closed.
-        """
-        await self._endpoint.aclose()
-
-    def _close_soon(self) -> None:
-        """Stop listening, and close in the background. `aclose` waits for the end."""
-        self._endpoint.teardown.close()
 
 
 @asynccontextmanager

@@ -7,15 +7,15 @@ from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
 import anyio
-from anyio.abc import Listener as AnyListener
 from anyio.abc import SocketAttribute, TaskGroup
 
 from aiordma._base.errors import cause_text
 from aiordma._base.opening import opens
-from aiordma._base.socket_address import SocketAddress, address_text
+from aiordma._base.socket_address import address_text
 from aiordma._connection.connection import Connection
 from aiordma._connection.handshakes import Acceptance
 from aiordma._connection.incoming import IncomingRequest
+from aiordma._connection.listener import BaseListener
 from aiordma._connection.listener_endpoint import ListenerEndpoint, open_listener
 from aiordma.streams.rsocket import Rsocket
 from aiordma.streams.settings import StreamOptions, StreamSettings, naming
@@ -113,7 +113,7 @@ async def _establish(
     return connection
 
 
-class StreamListener(AnyListener[Stream]):
+class StreamListener(BaseListener[Stream]):
     """Listens for streams: `listen_stream` makes it. It is an anyio Listener."""
 
     def __init__(
@@ -128,16 +128,6 @@ class StreamListener(AnyListener[Stream]):
 
     def __repr__(self) -> str:
         return f"<StreamListener at {address_text(self.local_address)}>"
-
-    @property
-    def local_address(self) -> SocketAddress | None:
-        """The local (host, port)."""
-        return self._endpoint.local_address
-
-    @property
-    def port(self) -> int:
-        """The port."""
-        return self._endpoint.port
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
@@ -212,15 +202,6 @@ class StreamListener(AnyListener[Stream]):
             async with Stream(*taken) as stream:
                 await handler(stream)
 
-    async def aclose(self) -> None:
-        """Stop listening, and reject the waiting peers. Accepted streams stay open. Idempotent.
-
-        Raises: as `Listener.aclose`.
-
-        Cancellation: the listener still closes, and the call returns once it is closed.
-        """
-        await self._endpoint.aclose()
-
     # -- for StreamServer -----------------------------------------------------------------------
 
     def _socket(self) -> StreamSocket | None:
@@ -243,7 +224,3 @@ class StreamListener(AnyListener[Stream]):
                 make(*taken)
 
         await self._endpoint.accept_all(take)
-
-    def _close_soon(self) -> None:
-        """Stop listening, and close in the background. `aclose` waits for the end."""
-        self._endpoint.teardown.close()
