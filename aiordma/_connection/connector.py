@@ -263,13 +263,11 @@ class Attempt:
         if shared_receive is not None:
             instance(shared_receive, "shared_receive", SharedReceiveQueue, call)
             self.shared_receive = shared_receive._endpoint
-        shared = self.shared_receive
-        queue = None if shared is None else (shared.memory.state,)
         self.domain: DomainChoice | None = None  # the domain that all share
-        if domain is None and queue is None:
+        if domain is None and shared_receive is None:
             self._requirement = required(device, call)
         else:
-            self.domain = DomainChoice(domain, call, queue)
+            self.domain = DomainChoice(domain, call, self.shared_receive)
             self._requirement = self.domain.requirement(device)
         self.step: str = "looking up the name"
         self._has_asked = False  # the peer may have the request

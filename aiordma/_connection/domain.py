@@ -12,6 +12,7 @@ from aiordma._base.arguments import wrong_type
 from aiordma._base.enums import Access
 from aiordma._base.process import never_pickled
 from aiordma._base.provider import Requirement, required
+from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._endpoint.domain_state import DomainState, make_private
 from aiordma._loop.threads import CREATES, Lane
 from aiordma._runtime.hub import DeviceHub
@@ -167,9 +168,12 @@ class DomainChoice:
     Args:
         domain: the argument.
         call: the function, for messages.
-        shared: the domain of the shared receive queue that the call was given, in a tuple; None:
-            the call has no such queue. Connections use the domain of their shared receive queue.
+        shared: the shared receive queue that the call was given; None: the call has no such queue.
+            Connections use the domain of their shared receive queue.
         pooled: the call makes a shared receive queue for its connections.
+
+    Attributes:
+        state: the domain, if one is given.
 
     Raises:
         TypeError: `domain` is of the wrong type.
@@ -180,43 +184,30 @@ class DomainChoice:
         self,
         domain: DomainArgument,
         call: str,
-        shared: tuple[DomainState | None] | None = None,
+        shared: SharedReceiveEndpoint | None = None,
         *,
         pooled: bool = False,
     ) -> None:
         expected = 'a Domain of open_domain(), "each", or None'
-        self._call = call
-        self._each = False
-        self._state: DomainState | None = None
-        if domain is None:
-            pass
-        elif isinstance(domain, Domain):
-            self._state = domain._state
-        elif isinstance(domain, str):
-            if domain != "each":
-                raise ValueError(f"{call}(): domain={domain!r}: expected {expected}")
-            self._each = True
-        else:
+        if not isinstance(domain, Domain | str | None):
             raise wrong_type(domain, "domain", expected, call)
+        self._call = call
+        self._each = isinstance(domain, str)
+        if self._each and domain != "each":
+            raise ValueError(f"{call}(): domain={domain!r}: expected {expected}")
         if self._each and (pooled or shared is not None):
             raise ValueError(
                 f'{call}(): domain="each" gives every connection a protection domain of its own, '
                 "and a shared receive queue belongs to one domain: give one of the two"
             )
-        if shared is None:
-            return
-        (theirs,) = shared
-        if domain is not None and self._state is not theirs:
-            raise ValueError(
-                f"{call}(): domain={domain!r} is not the domain of shared_receive: open the queue "
-                "with open_shared_receive(..., domain=domain)"
-            )
-        self._state = theirs
-
-    @property
-    def state(self) -> DomainState | None:
-        """The given domain, if any."""
-        return self._state
+        self.state: DomainState | None = domain._state if isinstance(domain, Domain) else None
+        if shared is not None:
+            if domain is not None and self.state is not shared.memory.state:
+                raise ValueError(
+                    f"{call}(): domain={domain!r} is not the domain of shared_receive: open the "
+                    "queue with open_shared_receive(..., domain=domain)"
+                )
+            self.state = shared.memory.state
 
     def requirement(self, device: str) -> Requirement:
         """Return what the device must be: with a domain, that of the domain, which must be usable.
@@ -226,13 +217,13 @@ class DomainChoice:
             TypeError, ValueError: `device` is invalid, or does not permit the domain's device.
         """
         requirement = required(device, self._call)
-        if self._state is None:
+        if self.state is None:
             return requirement
-        context = self._state.hub.context
+        context = self.state.hub.context
         name = context.device_name
         if device != "auto" and not requirement.permits(name, context.kind):
             raise ValueError(f"{self._call}(): device={device!r}: the domain is on {name}")
-        self._state.require_usable()
+        self.state.require_usable()
         return Requirement(name)
 
     async def on(
@@ -248,7 +239,7 @@ class DomainChoice:
         """
         if self._each:
             return await make_private(reactor, hub, lane)
-        state = self._state
+        state = self.state
         if state is not None:
             state.require_usable()
             if state.hub is not hub:

@@ -55,8 +55,7 @@ class ListenerReceives:
 
     def choice(self, domain: DomainArgument, call: str) -> DomainChoice:
         """Check an argument `domain=` against the queues. Raises the errors of `DomainChoice`."""
-        given = None if self._given is None else (self._given.memory.state,)
-        return DomainChoice(domain, call, given, pooled=self._settings is not None)
+        return DomainChoice(domain, call, self._given, pooled=self._settings is not None)
 
     async def on(
         self, endpoint: Endpoint, domain: DomainState | None

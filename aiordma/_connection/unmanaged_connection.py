@@ -133,7 +133,7 @@ async def open_queue_pair(
     if shared_receive is not None:
         instance(shared_receive, "shared_receive", SharedReceiveQueue, call)
     shared = None if shared_receive is None else shared_receive._endpoint
-    choice = DomainChoice(domain, call, None if shared is None else (shared.memory.state,))
+    choice = DomainChoice(domain, call, shared)
     requirement = choice.requirement(device)
     chosen = ConnectionOptions._chosen(open_queue_pair, options, keywords)
     if chosen.tos is not None:
