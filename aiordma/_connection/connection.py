@@ -112,7 +112,6 @@ class Connection(OnDevice, Posting, ObjectStream[bytes]):
         self._carrier = carrier
         self._port = endpoint.work.port
         self._messages = MessageQueue(endpoint)
-        self._begun = False
         self.private_data: bytes = b""
         """The private data of the peer's connection request or accept; may be zero-padded."""
 
@@ -956,11 +955,3 @@ class Connection(OnDevice, Posting, ObjectStream[bytes]):
         finally:
             self._ahead.give_up()
             await self.aclose()
-
-    def __del__(self) -> None:
-        if (
-            getattr(self, "_begun", False)
-            and self._endpoint.handshake.state is not ConnectionState.CLOSED
-            and not self._endpoint.is_inherited
-        ):
-            self._endpoint.forget()

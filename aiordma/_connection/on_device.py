@@ -1,8 +1,9 @@
 """What connections and datagram sockets share: the device, the queue pair's number, the counters,
-and the registration of memory."""
+the registration of memory, and the finalizer."""
 
 from aiordma._base.enums import Access
 from aiordma._base.process import never_pickled
+from aiordma._base.states import ConnectionState
 from aiordma._base.statistics import RequestStatistics
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.registration import register, register_in_thread
@@ -14,6 +15,8 @@ class OnDevice:
     """See the module."""
 
     _endpoint: Endpoint
+    _begun = False
+    """Whether a finalizer has to close it, with a warning."""
 
     __reduce__ = never_pickled
 
@@ -107,3 +110,11 @@ class OnDevice:
         Cancellation: the call waits for the driver, and then deregisters the buffer.
         """
         return await register_in_thread(self._endpoint, buffer, access)
+
+    def __del__(self) -> None:
+        if (
+            self._begun
+            and self._endpoint.handshake.state is not ConnectionState.CLOSED
+            and not self._endpoint.is_inherited
+        ):
+            self._endpoint.forget()

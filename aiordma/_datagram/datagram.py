@@ -13,7 +13,6 @@ from aiordma._base.connection_parameters import (
     check_private_data,
 )
 from aiordma._base.socket_address import SocketAddress
-from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import ConnectionInfo
 from aiordma._connection.general_path import GeneralPath
 from aiordma._connection.on_device import OnDevice
@@ -69,6 +68,7 @@ class Datagram(OnDevice, UnreliableObjectReceiveStream[DatagramMessage]):
         self._queue = endpoint.received.queue
         assert endpoint.senders is not None
         self._senders = endpoint.senders
+        self._begun = True
 
     def __repr__(self) -> str:
         return repr(self._endpoint)
@@ -555,15 +555,6 @@ class Datagram(OnDevice, UnreliableObjectReceiveStream[DatagramMessage]):
         Cancellation: the socket still closes, and the call returns once it is closed.
         """
         await self._endpoint.aclose()
-
-    def __del__(self) -> None:
-        endpoint = getattr(self, "_endpoint", None)
-        if (
-            endpoint is not None
-            and endpoint.state is not ConnectionState.CLOSED
-            and not endpoint.is_inherited
-        ):
-            endpoint.forget()
 
 
 def _length(parts: list[LocalMemory], where: str) -> int:
