@@ -102,9 +102,7 @@ async def measure(
             drives = [await _datagrams(each, host, port, work) for each in sockets]
             used = sockets[0].device_name
         else:
-            options = _options(work)
-            if conditions.tos is not None:
-                options = replace(options, tos=conditions.tos)
+            options = replace(work.inlined(_options(work)), tos=conditions.tos)
             connections = [
                 await stack.enter_async_context(
                     connect(host, port, device=device, private_data=work.pack(), options=options)
@@ -158,11 +156,6 @@ async def _drive(drives: list[Drive], until: int, meter: Meter) -> None:
             group.start_soon(drive, until, meter)
 
 
-def _options(work: Workload) -> ConnectionOptions:
-    options = _sizes(work)
-    return options if work.inline is None else replace(options, max_inline_data=work.inline)
-
-
 def _open_datagrams(
     host: str, device: str, work: Workload, conditions: Conditions
 ) -> Opening[Datagram]:
@@ -178,7 +171,7 @@ def _open_datagrams(
     )
 
 
-def _sizes(work: Workload) -> ConnectionOptions:
+def _options(work: Workload) -> ConnectionOptions:
     depth = work.depth
     if work.is_one_sided:
         return ConnectionOptions(

@@ -4,7 +4,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from mmap import mmap
 
 import anyio
@@ -74,7 +73,7 @@ async def _serve_one(request: ConnectionRequest) -> None:
     try:
         work = _wanted(request.private_data)
         name = work.name
-        async with request.accept(options=_options(work)) as connection:
+        async with request.accept(options=work.inlined(_options(work))) as connection:
             if work.is_one_sided:
                 await _offer_memory(connection, work)
             elif work.operation == "echo":
@@ -132,11 +131,6 @@ def _memory(work: Workload) -> int:
 
 
 def _options(work: Workload) -> ConnectionOptions:
-    options = _sizes(work)
-    return options if work.inline is None else replace(options, max_inline_data=work.inline)
-
-
-def _sizes(work: Workload) -> ConnectionOptions:
     depth = work.depth
     if work.is_one_sided:
         return ConnectionOptions(receive_buffers=2, receive_size=64, max_send_wr=2)

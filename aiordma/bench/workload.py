@@ -1,8 +1,10 @@
 """A workload: an operation, a size and a depth; and its encoding in private data (pure)."""
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
+
+from aiordma import ConnectionOptions
 
 __all__ = ("MOST_BYTES", "OPERATIONS", "Workload", "row_name")
 
@@ -94,6 +96,10 @@ class Workload:
     def is_one_sided(self) -> bool:
         """Whether the operations complete without the server's program."""
         return self.operation in ("read", "write", "chain")
+
+    def inlined(self, options: ConnectionOptions) -> ConnectionOptions:
+        """Return the options of a connection with the longest inline message of the workload."""
+        return options if self.inline is None else replace(options, max_inline_data=self.inline)
 
     def pack(self) -> bytes:
         """Return the workload as private data of the connection request."""
