@@ -6,7 +6,8 @@ When it completes, `Work.ended` gives the slot back.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from aiordma._base.enums import SendFlag
@@ -27,7 +28,7 @@ from aiordma._requests.credits import Credits, Slot
 from aiordma._requests.request import Holdable, RequestOwner, WorkRequest, fail_all
 from aiordma._requests.unretrieved import Unretrieved
 from aiordma._runtime.hub import DeviceHub
-from aiordma.verbs import MemoryWindow, ProtectionDomain, SendWork
+from aiordma.verbs import MemoryWindow, ProtectionDomain, QueuePair, SendWork
 from aiordma.verbs.memory import MemorySlice
 from aiordma.verbs.send_work import pack_chain
 
@@ -86,12 +87,21 @@ class WorkQueue:
         request.wr_id = self._owner.hub.in_flight.add(request)
         self._requests.add(request)
 
-    def _take_back(self, request: WorkRequest) -> None:
-        """Undo a request that the device has refused."""
-        self._requests.discard(request)
-        self._owner.hub.in_flight.take(request.wr_id)
-        request._drop()
-        self.slots.give()
+    @contextmanager
+    def _entered(self, request: WorkRequest) -> Iterator[QueuePair]:
+        """Enter a request, which the block posts. If the device refuses it, undo it."""
+        pair = self._owner.pair.raw
+        assert pair is not None
+        try:
+            self._enter(request)
+            self._owner.hub.watch_over()  # now: nothing may fail behind the post
+            yield pair
+        except BaseException:
+            self._requests.discard(request)
+            self._owner.hub.in_flight.take(request.wr_id)
+            request._drop()
+            self.slots.give()
+            raise
 
 
 class SendQueue(WorkQueue):
@@ -274,15 +284,8 @@ class SendQueue(WorkQueue):
             self._take(taken)
             request = WorkRequest(self._owner, "BIND_MW", memory.length, (memory,))
             taken.hand_over()
-        pair = self._owner.pair.raw
-        assert pair is not None
-        try:
-            self._enter(request)
-            self._owner.hub.watch_over()
+        with self._entered(request) as pair:
             pair.bind_window(request.wr_id, window, memory, access, flags | _SIGNALED)
-        except BaseException:
-            self._take_back(request)
-            raise
         return request
 
 
@@ -298,14 +301,8 @@ class ReceiveQueue(WorkQueue):
                 raise QueueFullError(f"{self.slots.total} receives are posted: await one first")
             request = WorkRequest(self._owner, "RECV", length, held, is_receive=True)
             slot.hand_over()
-        assert self._owner.pair.raw is not None
-        try:
-            self._enter(request)
-            self._owner.hub.watch_over()
-            self._owner.pair.raw._post_recv_raw(request.wr_id, sges, count)
-        except BaseException:
-            self._take_back(request)
-            raise
+        with self._entered(request) as pair:
+            pair._post_recv_raw(request.wr_id, sges, count)
         return request
 
 
