@@ -9,7 +9,7 @@ A domain is closed when nothing uses it any more: its regions first, then the do
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -160,14 +160,13 @@ class DomainState:
     async def register_in_thread(self, make: Callable[[ProtectionDomain], Region]) -> Region:
         """Register memory until the domain's end, in a worker thread."""
         self.require_usable()
-        with ExitStack() as stack:
-            # After the loop's end, this task does not continue: it must not make `aclose` fail.
-            stack.enter_context(self.used("registration", lambda: self.loop.has_ended))
+        # After the loop's end, this task does not continue: it must not make `aclose` fail.
+        with kept_open(self, lambda: self.loop.has_ended) as leave:
             region = await in_thread(
                 self.loop,
                 lambda: self.pool.registrations._register(lambda: make(self.raw)),
                 on_cancelled=MemoryRegion.close,
-                on_lost=stack.close,
+                on_lost=leave,
             )
             try:
                 await checkpoint_if_cancelled()  # a cancellation that the call outwaited
@@ -176,16 +175,6 @@ class DomainState:
                 raise
             self._adopt(region)
         return region
-
-    @contextmanager
-    def used(self, kind: str, is_closing: Callable[[], bool]) -> Iterator[None]:
-        """Count a user during the block. Arguments as of `join`."""
-        user = object()
-        self.join(user, kind, is_closing)
-        try:
-            yield
-        finally:
-            self.leave(user)
 
     # -- the end (Owner) ------------------------------------------------------------------------
 
@@ -269,18 +258,30 @@ async def make_private(reactor: Reactor, hub: DeviceHub, lane: Lane = CREATES) -
 
 
 @contextmanager
-def kept_open(domain: DomainState | None) -> Iterator[Callable[[], None]]:
+def kept_open(
+    domain: DomainState | None, is_closing: Callable[[], bool] = lambda: True
+) -> Iterator[Callable[[], None]]:
     """Keep a domain open during a call in a worker thread that creates an object in it, and until
     that object is closed or has an owner, even if the connection is closed meanwhile. (`domain` is
     None for the loop's own one, which calls under way keep open.)
 
+    `is_closing` is as of `DomainState.join`.
+
     Yield a function that ends this before the block's end. If the loop ends, the block's task does
     not continue: so pass the function to `in_thread` as `on_lost`.
     """
-    with ExitStack() as stack:
+    user = object()
+
+    def leave() -> None:
         if domain is not None:
-            stack.enter_context(domain.used("registration", lambda: True))
-        yield stack.close
+            domain.leave(user)
+
+    if domain is not None:
+        domain.join(user, "registration", is_closing)
+    try:
+        yield leave
+    finally:
+        leave()
 
 
 def start_deregistering(
