@@ -3,7 +3,7 @@
 from aiordma._base.arguments import whole_number
 from aiordma._base.opening import opens
 from aiordma._base.options import check_queue
-from aiordma._base.provider import Provider, Requirement
+from aiordma._base.provider import Provider
 from aiordma._connection.domain import Domain, DomainChoice
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
@@ -81,27 +81,16 @@ async def open_shared_receive(
     numeric = await device_address(host, call)
 
     async def attempt(provider: Provider) -> SharedReceiveQueue:
-        return await _open(provider, host, numeric, requirement, settings, choice)
+        async with new_identifier(provider) as (reactor, identifier):
+            identifier.bind(numeric, 0)
+            hub = await hub_of(reactor, identifier, requirement, f"open_shared_receive({host!r})")
+            own = await choice.on(reactor, hub)
+        shared = SharedReceiveEndpoint(reactor, hub, settings, identifier, own)
+        try:
+            await shared.open()
+        except BaseException:
+            await shared.aclose()
+            raise
+        return SharedReceiveQueue(shared)
 
     return await with_device(requirement, numeric, attempt)
-
-
-async def _open(
-    provider: Provider,
-    host: str,
-    numeric: str,
-    requirement: Requirement,
-    settings: SharedReceiveSettings,
-    choice: DomainChoice,
-) -> SharedReceiveQueue:
-    async with new_identifier(provider) as (reactor, identifier):
-        identifier.bind(numeric, 0)
-        hub = await hub_of(reactor, identifier, requirement, f"open_shared_receive({host!r})")
-        domain = await choice.on(reactor, hub)
-    shared = SharedReceiveEndpoint(reactor, hub, settings, identifier, domain)
-    try:
-        await shared.open()
-    except BaseException:
-        await shared.aclose()
-        raise
-    return SharedReceiveQueue(shared)

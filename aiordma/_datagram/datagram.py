@@ -63,10 +63,8 @@ class Datagram(OnDevice, UnreliableObjectReceiveStream[DatagramMessage]):
         self._general = GeneralPath(endpoint, self._staging, endpoint.work.sends)
         self._host = host
         self._local = endpoint.local_address
-        assert endpoint.received is not None
         self._received = endpoint.received
         self._queue = endpoint.received.queue
-        assert endpoint.senders is not None
         self._senders = endpoint.senders
         self._begun = True
 

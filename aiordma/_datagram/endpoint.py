@@ -46,6 +46,18 @@ class DatagramEndpoint(Endpoint):
 
     header_parts = 1
 
+    # Set by `start`:
+    senders: Senders
+    received: DatagramQueue
+    gid: bytes
+    gid_index: int
+    lid: int
+    mtu: int
+    _requested_gid_index: int | None
+
+    qkey: int = UDP_QKEY
+    service_level: int | None = None
+
     def __init__(
         self,
         reactor: Reactor,
@@ -62,15 +74,6 @@ class DatagramEndpoint(Endpoint):
             self.loop, self.memory.domain, most_handles, domain, blocks=reactor.blocks
         )
         self.groups: dict[str, MulticastGroup] = {}
-        self.senders: Senders | None = None
-        self.received: DatagramQueue | None = None
-        self.gid: bytes = bytes(16)
-        self.gid_index: int = 0
-        self.service_level: int | None = None
-        self._requested_gid_index: int | None = None
-        self.lid: int = 0
-        self.mtu: int = 0
-        self.qkey: int = UDP_QKEY
         self._identifier = identifier
         self._private_data = private_data
         self._most_handles = most_handles

@@ -14,7 +14,7 @@ from aiordma._base.options import (
     ConnectionKeywords,
     ConnectionOptions,
 )
-from aiordma._base.provider import Provider, Requirement
+from aiordma._base.provider import Provider
 from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._datagram.datagram import Datagram
 from aiordma._datagram.endpoint import DatagramEndpoint
@@ -130,16 +130,18 @@ async def open_datagram(
     numeric = await device_address(host, call)
 
     async def attempt(provider: Provider) -> Datagram:
-        endpoint = await _bound(
-            provider,
-            numeric,
-            port,
-            requirement,
-            chosen,
-            private_data,
-            most_handles,
-            choice,
+        async with new_identifier(provider, PortSpace.UDP) as (reactor, identifier):
+            identifier.bind(numeric, port)
+            hub = await hub_of(reactor, identifier, requirement, f"open_datagram({numeric!r})")
+            if not hub.attributes.max_ah:
+                # Devices without address handles (iWARP) have no UD queue pairs either.
+                raise NotSupportedError(f"datagrams: {hub.context.device_name} has none (max_ah 0)")
+            own = await choice.on(reactor, hub)
+        # From here the endpoint owns the identifier.
+        endpoint = DatagramEndpoint(
+            reactor, hub, identifier, chosen, private_data, most_handles, own
         )
+        reactor.subscribe(identifier, endpoint.handle_event)
         try:
             await endpoint.start(numeric, qkey, gid_index, service_level)
             return Datagram(endpoint, numeric)
@@ -159,29 +161,3 @@ def _check_effect(options: ConnectionOptions, call: str) -> None:
                 f"{call}(): options has {each.name}={value!r}: datagram sockets have only "
                 f"{', '.join(_EFFECTIVE)}"
             )
-
-
-async def _bound(
-    provider: Provider,
-    numeric: str,
-    port: int,
-    requirement: Requirement,
-    options: ConnectionOptions,
-    private_data: bytes,
-    most_handles: int,
-    choice: DomainChoice,
-) -> DatagramEndpoint:
-    """Return an endpoint without a queue pair, on the device that has the address."""
-    async with new_identifier(provider, PortSpace.UDP) as (reactor, identifier):
-        identifier.bind(numeric, port)
-        hub = await hub_of(reactor, identifier, requirement, f"open_datagram({numeric!r})")
-        if not hub.attributes.max_ah:
-            # Devices without address handles (iWARP) have no UD queue pairs either.
-            raise NotSupportedError(f"datagrams: {hub.context.device_name} has none (max_ah 0)")
-        domain = await choice.on(reactor, hub)
-    # From here the endpoint owns the identifier.
-    endpoint = DatagramEndpoint(
-        reactor, hub, identifier, options, private_data, most_handles, domain
-    )
-    reactor.subscribe(identifier, endpoint.handle_event)
-    return endpoint
