@@ -38,7 +38,7 @@ from aiordma._connection import (
     listener_endpoint,
 )
 from aiordma._connection.handshakes import MOST_HANDSHAKES, Handshakes
-from aiordma._connection.incoming import IncomingRequest, RequestTally
+from aiordma._connection.incoming import IncomingRequest
 from aiordma._connection.listener_endpoint import ListenerEndpoint
 from aiordma._connection.listener_receives import ListenerReceives
 from aiordma._connection.local_ports import MOST_ATTEMPTS

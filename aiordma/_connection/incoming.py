@@ -4,6 +4,7 @@ The program answers by the public ConnectionRequest.
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -40,17 +41,6 @@ _warned: set[str] = set()
 """The warnings that this process has already logged; each is logged once."""
 
 
-class RequestTally:
-    """Counts the answers to a listener's connection requests."""
-
-    __slots__ = ("established", "failed", "rejected")
-
-    def __init__(self) -> None:
-        self.established: int = 0
-        self.failed: int = 0
-        self.rejected: int = 0
-
-
 class IncomingRequest:
     """See the module."""
 
@@ -62,7 +52,7 @@ class IncomingRequest:
         receives: ListenerReceives,
         identifier: Identifier,
         event: Event,
-        tally: RequestTally,
+        tally: Counter[str],
         origin: Place,
     ) -> None:
         self._process = here.pid
@@ -151,7 +141,7 @@ class IncomingRequest:
             hub = await reactor.hub(identifier)
             domain = await choice.on(reactor, hub, ACCEPTS)
         except BaseException:
-            self._tally.failed += 1
+            self._tally["failed"] += 1
             self._drop()
             await outwait(self.closed)
             raise
@@ -212,7 +202,7 @@ class IncomingRequest:
                     f"{self.operation}: the peer did not finish within {self._accept_timeout:g} s"
                 ) from None
             raise
-        self._tally.established += 1
+        self._tally["established"] += 1
         if logger.isEnabledFor(logging.DEBUG):
             peer, device, fields = self.peer_address, endpoint.device_name, endpoint.log_fields
             logger.debug("accepted %s through the device %s", peer, device, extra=fields)
@@ -221,7 +211,7 @@ class IncomingRequest:
     async def _undo(self, endpoint: Endpoint, error: BaseException) -> None:
         """Close the endpoint of an accept that has failed. Before the answer, this rejects the
         peer."""
-        self._tally.failed += 1
+        self._tally["failed"] += 1
         await endpoint.teardown.aclose()
         if isinstance(error, VerbsCallError):
             # Calls on an identifier whose peer has withdrawn fail with various errors.
@@ -264,7 +254,7 @@ class IncomingRequest:
     async def reject(self, private_data: bytes = b"") -> None:
         """Reject the peer. See `ConnectionRequest.reject`."""
         self._answer()
-        self._tally.rejected += 1
+        self._tally["rejected"] += 1
         self._refuse(private_data)
         self._drop()
         await outwait(self.closed)
@@ -292,7 +282,7 @@ class IncomingRequest:
             self.closed.set()  # the request belongs to the parent process
         elif not self.was_answered:
             self.start_rejecting(lambda: None)
-            self._tally.rejected += 1
+            self._tally["rejected"] += 1
 
     def end_with_loop(self) -> None:
         """Close it."""

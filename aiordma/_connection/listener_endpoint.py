@@ -6,7 +6,7 @@
 import errno
 import logging
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
@@ -33,7 +33,7 @@ from aiordma._base.statistics import ListenerStatistics
 from aiordma._base.weak_items import WeakItems
 from aiordma._connection.domain import DomainArgument
 from aiordma._connection.handshakes import Acceptance, Establish, Handshakes, Take
-from aiordma._connection.incoming import IncomingRequest, RequestTally
+from aiordma._connection.incoming import IncomingRequest
 from aiordma._connection.listener_receives import ListenerReceives
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.shared_receive import SharedReceiveQueue
@@ -178,8 +178,8 @@ class ListenerEndpoint:
         """Whether peers are accepted. Else each is rejected at once."""
         self._leaving = 0  # requests that are being rejected
         self._all_left = Once(reactor.loop)
-        self._tally = RequestTally()
-        self._arrived = self._backlog_full = self._strangers = 0
+        self._tally = Counter[str]()
+        """By the names of `ListenerStatistics`."""
         self._stranger_hosts: set[tuple[str, bool]] = set()
         _open.add(self)
         self.handshakes: Handshakes = Handshakes(
@@ -203,15 +203,7 @@ class ListenerEndpoint:
 
     def statistics(self) -> ListenerStatistics:
         """Return its counters. See `Listener.statistics`."""
-        return ListenerStatistics(
-            connection_requests=self._arrived,
-            waiting=len(self.requests),
-            established=self._tally.established,
-            rejected=self._tally.rejected,
-            backlog_full=self._backlog_full,
-            failed=self._tally.failed,
-            without_handshake=self._strangers,
-        )
+        return ListenerStatistics(waiting=len(self.requests), **self._tally)
 
     @property
     def has_ended(self) -> bool:
@@ -305,7 +297,7 @@ class ListenerEndpoint:
             self.teardown.origin,
         )
         self.reactor.subscribe(identifier, partial(self._handle_waiting, request))
-        self._arrived += 1
+        self._tally["connection_requests"] += 1
         source = source_of(request.peer_address)
         if self.is_closed or not self._is_ours(identifier):
             self._turn_away(request)
@@ -350,7 +342,7 @@ class ListenerEndpoint:
     def _note_strangers(self, event: Event) -> None:
         """Count an event of the software device for peers without a handshake, whose number is in
         `qp_num`. Log the first one of each host, of a few hosts."""
-        self._strangers += event.qp_num
+        self._tally["without_handshake"] += event.qp_num
         peer = unpack_address(event.private_data)
         host, name = ("", "a peer") if peer is None else (peer[0], address_text(peer))
         has_sent = event.status == -errno.EPROTO
@@ -377,7 +369,7 @@ class ListenerEndpoint:
             return self._requirement.permits(context.device_name, context.kind)
 
     def _turn_away(self, request: IncomingRequest, reason: bytes = b"") -> None:
-        self._backlog_full += reason == BACKLOG_IS_FULL
+        self._tally["backlog_full"] += reason == BACKLOG_IS_FULL
         self._count_leaving()
         request.start_rejecting(self._has_left, reason)
 

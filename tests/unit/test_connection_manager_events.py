@@ -4,6 +4,7 @@ what the code does, cell by cell."""
 import errno
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,6 @@ from tests.internals import (
     ConnectionState,
     IncomingRequest,
     Provider,
-    RequestTally,
     Requirement,
     ffi,
     lib,
@@ -138,7 +138,7 @@ def request_effect(kind: CmEventType) -> str:
     asking = event(CmEventType.CONNECT_REQUEST)
     request = IncomingRequest(
         *(reactor, ConnectionOptions(), 1.0, NO_SHARED_RECEIVES, identifier(), asking),
-        *(RequestTally(), Place("")),
+        *(Counter[str](), Place("")),
     )
     request.was_answered = True  # or it would warn that it was not closed
     request.handle_event(event(kind))

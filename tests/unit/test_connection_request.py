@@ -1,12 +1,13 @@
 """A request that is not answered: the end of its loop rejects the peer."""
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aiordma import ClosedError, ConnectionOptions, ConnectionRequest
-from aiordma._connection.incoming import IncomingRequest, RequestTally
+from aiordma._connection.incoming import IncomingRequest
 from tests.internals import ListenerReceives, Place, current_event_loop
 
 pytestmark = pytest.mark.anyio
@@ -62,7 +63,7 @@ async def test_closing_a_request_refuses_the_peer_once() -> None:
         ListenerReceives(None, ConnectionOptions()),
         identifier,
         asked,
-        RequestTally(),
+        Counter(),
         Place(""),
     )
     request = ConnectionRequest(IncomingRequest(*made))
