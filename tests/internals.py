@@ -52,7 +52,7 @@ from aiordma._endpoint.arrivals import Arrivals
 from aiordma._endpoint.capabilities import has_immediate
 from aiordma._endpoint.domain_state import start_deregistering
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._endpoint.keepalive import Probe
+from aiordma._endpoint.peer_watch import Probe
 from aiordma._endpoint.registration import make_in_thread
 from aiordma._endpoint.staging import THREAD_LIMIT
 from aiordma._loop import threads

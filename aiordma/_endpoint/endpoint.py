@@ -43,10 +43,9 @@ from aiordma._endpoint.causes import (
 )
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.handshake import IN_PROGRESS, Handshake
-from aiordma._endpoint.keepalive import KEEPALIVE
 from aiordma._endpoint.memory import Memory
 from aiordma._endpoint.pair import Pair
-from aiordma._endpoint.peer_watch import PeerWatch
+from aiordma._endpoint.peer_watch import KEEPALIVE, PeerWatch
 from aiordma._endpoint.work_queues import Work
 from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import Calls
