@@ -22,7 +22,7 @@ from aiordma.streams.protocol import Hello
 from aiordma.streams.stream import COPY_BYTES
 from tests.device.players import Outcome, one_loop, until
 from tests.devices import ADDRESS, BUILT_IN
-from tests.internals import Buffer, endpoint_of, has_immediate
+from tests.internals import Buffer, connector, endpoint_of, has_immediate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 
@@ -569,16 +569,16 @@ async def test_pauses_for_a_full_backlog_leave_time_for_the_answer(
 async def test_a_full_backlog_is_named_if_the_time_ends_before_the_next_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prepare, prepared = connecting.Attempt._prepare, 0
+    prepare, prepared = connector.Attempt._prepare, 0
 
-    async def prepare_twice(attempt: connecting.Attempt, *arguments: Any) -> aiordma.Connection:
+    async def prepare_twice(attempt: connector.Attempt, *arguments: Any) -> aiordma.Connection:
         nonlocal prepared
         prepared += 1
         if prepared == 3:
             raise TimeoutError  # as at the end of any of its steps
         return await prepare(attempt, *arguments)
 
-    monkeypatch.setattr(connecting.Attempt, "_prepare", prepare_twice)
+    monkeypatch.setattr(connector.Attempt, "_prepare", prepare_twice)
     async with listen_stream(ADDRESS, backlog=1) as listener, anyio.create_task_group() as group:
         group.start_soon(Outcome().of, lambda: connect_stream(ADDRESS, listener.port))
         await until(lambda: endpoint_of(listener).statistics().waiting == 1)
