@@ -15,8 +15,7 @@ from aiordma._loop.event_loop import protected
 from aiordma._native import ChainPort, end_chain
 from aiordma._requests.credits import Slot
 from aiordma._requests.request import WorkRequest, fail_all
-from aiordma.verbs import MemoryWindow, SendWork
-from aiordma.verbs.memory import MemorySlice
+from aiordma.verbs import SendWork
 
 _READ = int(WorkRequestOpcode.RDMA_READ)
 
@@ -57,17 +56,6 @@ class _Collected:
         self._works.append(work)
         self.port.add(request)
         return request
-
-    def bind(
-        self,
-        window: MemoryWindow,
-        memory: MemorySlice,
-        access: int,
-        flags: int,
-        slot: Slot | None = None,
-    ) -> WorkRequest:
-        """Raise NotSupportedError."""
-        raise NotSupportedError("windows of type 1 are bound by a call of their own, not a chain")
 
     def post(self, requests: list[WorkRequest]) -> None:
         """Post all requests: those of `port.requests`."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from aiordma._base.arguments import instance
 from aiordma._base.enums import Access, MemoryWindowType, WorkRequestOpcode
+from aiordma._base.errors import NotSupportedError
 from aiordma._connection.operations import send_flags
 from aiordma._endpoint.capabilities import require_windows
 from aiordma._endpoint.endpoint import Endpoint
@@ -38,16 +39,6 @@ class Sink(Protocol):
         self, work: SendWork, staged: Staged | None, slot: Slot | None = None
     ) -> WorkRequest:
         """Post the request, or keep it to be posted. Without a slot, take one if one is free."""
-
-    def bind(
-        self,
-        window: MemoryWindow,
-        memory: MemorySlice,
-        access: int,
-        flags: int,
-        slot: Slot | None = None,
-    ) -> WorkRequest:
-        """Bind a window of type 1, for which libibverbs has a separate call (ibv_bind_mw)."""
 
 
 class GeneralPath:
@@ -166,7 +157,7 @@ class GeneralPath:
         check_bindable(self._endpoint, window, memory, access, call)
         flags, target = send_flags(fence), window._window
         if target.kind is MemoryWindowType.TYPE_1:
-            request = self._sink.bind(target, memory, int(access), flags, slot)
+            request = self._bind_type_1(target, memory, int(access), flags, slot)
             window._note_bind(request, memory, target.rkey)
             return request
         rkey = target.next_rkey()
@@ -183,6 +174,16 @@ class GeneralPath:
         request = self._sink.submit(work, None, slot)
         window._note_bind(request, memory, rkey)
         return request
+
+    def _bind_type_1(
+        self, window: MemoryWindow, memory: MemorySlice, access: int, flags: int, slot: Slot | None
+    ) -> WorkRequest:
+        sends = self._endpoint.work.sends
+        if self._sink is not sends:
+            raise NotSupportedError(
+                "windows of type 1 are bound by a call of their own, not a chain"
+            )
+        return sends.bind(window, memory, access, flags, slot)
 
     async def bind_or_close(
         self, window: BoundWindow, memory: MemorySlice, access: Access, call: str
@@ -212,7 +213,7 @@ class GeneralPath:
             raise ValueError(f"{call}(): window={window!r}: it belongs to another connection")
         memory, flags = window._require_valid(), send_flags(fence)
         if window._window.kind is MemoryWindowType.TYPE_1:
-            request = self._sink.bind(window._window, memory[:0], 0, flags, slot)
+            request = self._bind_type_1(window._window, memory[:0], 0, flags, slot)
         else:
             work = SendWork("LOCAL_INV", _INVALIDATE, flags=flags, immediate=window.rkey)
             request = self._sink.submit(work, None, slot)
