@@ -43,7 +43,7 @@ from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import new_identifier
 from aiordma._runtime.reactor import Reactor
-from aiordma._runtime.teardown import Teardown
+from aiordma._runtime.teardown import Owner, Teardown
 from aiordma.verbs.device import require_device
 from aiordma.verbs.identifier import Event, Identifier
 
@@ -142,7 +142,7 @@ async def wait_for_port(port: int) -> None:
                 await each.aclose()
 
 
-class ListenerEndpoint:
+class ListenerEndpoint(Owner):
     """See the module."""
 
     def __init__(
@@ -383,11 +383,6 @@ class ListenerEndpoint:
 
     # -- the end (Owner) ------------------------------------------------------------------------
 
-    @property
-    def name(self) -> str:
-        """Its name in messages."""
-        return repr(self)
-
     def _closing(self) -> Exception:
         return ClosedError("this listener is closed")
 
@@ -405,17 +400,8 @@ class ListenerEndpoint:
         self.teardown.destroy()
         self._has_left()
 
-    def _hurry(self) -> None:
-        """Nothing waits for a timer."""
-
     def _destroy(self) -> None:
         self._identifier.close()
-
-    def _destroyed(self) -> None:
-        """It has no requests of its own."""
-
-    def _release(self) -> None:
-        return None
 
     def _released(self) -> None:
         if self._domain is not None:

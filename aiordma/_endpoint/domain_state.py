@@ -25,7 +25,7 @@ from aiordma._loop.threads import CREATES, Lane, in_thread, start_destroy
 from aiordma._requests.pool import SLAB, BufferPool
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import Reactor
-from aiordma._runtime.teardown import Phase, Teardown
+from aiordma._runtime.teardown import Owner, Phase, Teardown
 from aiordma.verbs import ProtectionDomain
 from aiordma.verbs.identifier import Event, Identifier
 from aiordma.verbs.memory import MemoryRegion, retire_all, retire_or_log
@@ -36,7 +36,7 @@ PRIVATE_SLAB = 1 << 16
 """Bytes of a slab of a connection's own pool: a connection uses few blocks."""
 
 
-class DomainState:
+class DomainState(Owner):
     """See the module. `Domain` is its public interface.
 
     Without an identifier, it is private to its first user, and goes with the last one: calls for
@@ -74,11 +74,6 @@ class DomainState:
         is_closing = self._teardown is not None and self._teardown.is_closing
         state = "closed" if is_closing else f"{len(self.regions)} regions"
         return f"<Domain on {self.device_name}: {state}>"
-
-    @property
-    def name(self) -> str:
-        """Its name in messages."""
-        return repr(self)
 
     @property
     def device_name(self) -> str:
@@ -189,9 +184,6 @@ class DomainState:
             self.take_apart()
             self._end.destroy()
 
-    def _hurry(self) -> None:
-        """Nothing waits for a timer."""
-
     def _destroy(self) -> None:
         assert self._identifier is not None
         assert self._apart is not None
@@ -207,15 +199,6 @@ class DomainState:
 
     def _destroyed(self) -> None:
         self.regions.clear()
-
-    def _release(self) -> None:
-        return None
-
-    def _released(self) -> None:
-        """It has no parent that counts it."""
-
-    def _abandon(self, why: str) -> None:
-        """It has no requests."""
 
     def close_when_unused(self) -> None:
         """Close the domain once its last user has left. No further one can join."""

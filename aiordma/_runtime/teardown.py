@@ -48,11 +48,13 @@ class Phase(IntEnum):
 
 class Owner(Protocol):
     """An object that ends by a Teardown. Its methods are its steps, in their order; each runs on
-    the event loop's thread, except `_destroy` and what `_release` returns."""
+    the event loop's thread, except `_destroy` and what `_release` returns. A class that has nothing
+    to do in a step inherits it from here."""
 
     @property
     def name(self) -> str:
         """Its name in messages."""
+        return repr(self)
 
     def _closing(self) -> Exception:
         """Note that the program has closed it. Return an error: the cause of its end, if it has no
@@ -65,23 +67,28 @@ class Owner(Protocol):
     def _hurry(self) -> None:
         """Do at once what `_flush` has left to a timer, if it can be done: `Teardown.is_hurried` is
         set since."""
+        return
 
     def _destroy(self) -> None:
         """Destroy what the device has of it. Raise what the driver refuses."""
 
     def _destroyed(self) -> None:
         """Fail the requests that have not completed, and release what only they needed."""
+        return
 
     def _release(self) -> Callable[[], object] | None:
         """Release the rest, once the program has closed it. Return a function that makes the
         driver's calls for that; None: there are none."""
+        return None
 
     def _released(self) -> None:
         """Leave what it was created on: these calls have returned."""
+        return
 
     def _abandon(self, why: str) -> None:
         """Fail the requests that have not completed, and let them keep their memory: the object
         leaks."""
+        return
 
 
 class Above(Protocol):
