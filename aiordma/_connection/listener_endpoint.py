@@ -24,7 +24,6 @@ from aiordma._base.errors import (
 from aiordma._base.fair_queue import FairQueue, source_of
 from aiordma._base.hints import descriptors_hint
 from aiordma._base.options import ConnectionOptions
-from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider, Requirement
 from aiordma._base.rejections import BACKLOG_IS_FULL, NOT_SERVING
@@ -423,10 +422,5 @@ class ListenerEndpoint(Owner):
 
     def __del__(self) -> None:
         teardown = getattr(self, "teardown", None)
-        if teardown is None or teardown.is_closing or teardown.is_inherited:
-            return
-        try:
-            warn_unclosed(f"unclosed {with_origin(self, teardown.origin)}", self, teardown.origin)
-        finally:
-            if self.reactor.loop.has_ended:
-                self.reactor.close_elsewhere(teardown.close)
+        if teardown is not None and not teardown.is_closing and not teardown.is_inherited:
+            teardown.forget()

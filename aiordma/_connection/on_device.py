@@ -117,4 +117,4 @@ class OnDevice:
             and self._endpoint.handshake.state is not ConnectionState.CLOSED
             and not self._endpoint.is_inherited
         ):
-            self._endpoint.forget()
+            self._endpoint.teardown.forget()

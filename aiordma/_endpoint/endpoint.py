@@ -27,7 +27,7 @@ from aiordma._base.errors import (
     detached,
 )
 from aiordma._base.options import ConnectionOptions
-from aiordma._base.origin import Place, warn_unclosed
+from aiordma._base.origin import Place
 from aiordma._base.process import forked, here
 from aiordma._base.socket_address import SocketAddress, address_text, unpack_address
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
@@ -745,16 +745,3 @@ class Endpoint:
         cause = self.cause
         assert cause is not None
         return detached(cause)
-
-    def forget(self) -> None:
-        """Close an endpoint that the program did not close, with a warning. Works in every thread,
-        and after the loop's end."""
-        text, self.teardown.is_reported = self.teardown.left_open(), True
-        try:
-            if text:
-                warn_unclosed(f"unclosed {text}", self, self.teardown.origin)
-        finally:
-            if self.loop.has_ended:
-                self.reactor.close_elsewhere(self.teardown.close)
-            else:
-                self.loop.call_from_thread(self.teardown.close)

@@ -23,7 +23,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from aiordma._base.errors import VerbsCallError, detached
-from aiordma._base.origin import Place, origin, with_origin
+from aiordma._base.origin import Place, origin, warn_unclosed, with_origin
 from aiordma._base.process import here
 from aiordma._loop.event_loop import EventLoop, Timer, protected
 from aiordma._loop.threads import Once, outwait
@@ -373,6 +373,19 @@ class Teardown:
             raise detached(self.refusal)
 
     # -- at the loop's end (Closable) -----------------------------------------------------------
+
+    def forget(self) -> None:
+        """Close an object that the program did not close, with a warning. Works in every thread,
+        and after the loop's end."""
+        text, self.is_reported = self.left_open(), True
+        try:
+            if text:
+                warn_unclosed(f"unclosed {text}", self._owner, self.origin)
+        finally:
+            if self._loop.has_ended:
+                self._reactor.close_elsewhere(self.close)
+            else:
+                self._loop.call_from_thread(self.close)
 
     def left_open(self) -> str:
         """Return its name for the warning that the program did not close it; "" once it has been
