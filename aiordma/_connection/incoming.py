@@ -173,7 +173,7 @@ class IncomingRequest:
         try:
             if self.is_of_program:  # else the task is the listener's, which `abandon` cancels
                 await endpoint.loop.checkpoint()
-            if endpoint.state is not ConnectionState.ACCEPTING:
+            if endpoint.handshake.state is not ConnectionState.ACCEPTING:
                 raise failed_handshake(self.operation, endpoint)
             self._require_wanted()
             self._accepting = endpoint

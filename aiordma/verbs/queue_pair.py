@@ -85,16 +85,6 @@ class Capacity:
         if type(self.max_inline_data) is not int or not 0 <= self.max_inline_data < 2**32:
             whole_number(self.max_inline_data, "max_inline_data", 0, 2**32 - 1)
 
-    def _sizes(self) -> tuple[int, int, int, int, int]:
-        """Return the fields of a struct ibv_qp_cap."""
-        return (
-            self.max_send_wr,
-            self.max_recv_wr,
-            self.max_send_sge,
-            self.max_recv_sge,
-            self.max_inline_data,
-        )
-
     @classmethod
     def _read(cls, raw: Any) -> "Capacity":
         """Read a struct ibv_qp_cap."""
@@ -299,7 +289,13 @@ class QueuePair(Resource):
             self._groups: set[tuple[bytes, int]] = set()
             shared = ffi.NULL if shared_receive is None else shared_receive.pointer
             queues = ffi.NULL, send_queue.pointer, receive_queue.pointer, shared
-            sizes = capacity._sizes()
+            sizes = (
+                capacity.max_send_wr,
+                capacity.max_recv_wr,
+                capacity.max_send_sge,
+                capacity.max_recv_sge,
+                capacity.max_inline_data,
+            )
             request = ffi.new("struct ibv_qp_init_attr *", (*queues, sizes, service))
             if manager is None:
                 pointer = self.provider.create_qp(domain.pointer, request)
