@@ -190,12 +190,6 @@ class SharedReceiveEndpoint:
         assert self._pooled is not None  # it is open
         return self._pooled
 
-    def _complete_in_python(self, wanted: bool) -> None:
-        # The engine completes the receives that it posted without calling Python, unless
-        # `notifies_owner` is set.
-        if self.port is not None:
-            self.port.notifies_owner = wanted
-
     async def open(self) -> None:
         """Create the queue, and post the receives that it posts itself. `close` releases
         everything, also if this fails.
@@ -438,7 +432,9 @@ class SharedReceiveEndpoint:
             return
         waiter = self.loop.waiter()
         self._limit = count, waiter
-        self._complete_in_python(True)
+        port = self.port
+        assert port is not None
+        port.notifies_owner = True  # also of the receives that the engine posted
         try:
             await self._modify(limit=count)
             # A device need not report a limit that was reached before it was armed.
@@ -450,7 +446,7 @@ class SharedReceiveEndpoint:
                 await self._disarm()
             finally:
                 self._limit = None
-                self._complete_in_python(False)
+                port.notifies_owner = False
 
     async def _modify(self, **attributes: int) -> None:
         """Change the queue, in a worker thread where that blocks."""
