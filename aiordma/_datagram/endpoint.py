@@ -68,8 +68,8 @@ class DatagramEndpoint(Endpoint):
         most_handles: int,
         domain: DomainState | None = None,
     ) -> None:
-        there_is_none = Handshake(reactor.loop, ConnectionState.ESTABLISHED)
-        super().__init__(reactor, hub, identifier, options, there_is_none, domain)
+        no_handshake = Handshake(reactor.loop, ConnectionState.ESTABLISHED)
+        super().__init__(reactor, hub, identifier, options, no_handshake, domain)
         self.handles: AddressHandles = AddressHandles(
             self.loop, self.memory.domain, most_handles, domain, blocks=reactor.blocks
         )

@@ -197,7 +197,7 @@ class _Never:
         pass
 
 
-class _Face:
+class _BaseEventLoop:
     """State that both implementations of `EventLoop` share."""
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class _Face:
             self._undelivered.popleft()()
 
 
-class _AsyncioEventLoop(_Face):
+class _AsyncioEventLoop(_BaseEventLoop):
     asyncio_loop: asyncio.AbstractEventLoop | None
 
     from_thread = (
@@ -394,7 +394,7 @@ def protected(function: Function) -> Function:
     return function
 
 
-class _TrioEventLoop(_Face):
+class _TrioEventLoop(_BaseEventLoop):
     """Descriptors and timers are system tasks, which end with the run, not with a nursery."""
 
     asyncio_loop: asyncio.AbstractEventLoop | None = None
