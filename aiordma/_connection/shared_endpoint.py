@@ -270,6 +270,7 @@ class SharedReceiveEndpoint:
                 f"{len(receives)} receives, and {free} of {self.depth} slots are free: await one"
             )
         staged: list[Staged] = []
+        requests: list[WorkRequest] = []
         try:
             for parts in receives:
                 where = f"post_srq_recv(): buffers[{len(staged)}]"
@@ -279,17 +280,8 @@ class SharedReceiveEndpoint:
                         f"ask for more with max_sge= (the device has "
                         f"{self.hub.attributes.max_srq_sge})"
                     )
-                staged.append(self._staging.receive(parts, where))
-        except BaseException:
-            for prepared in staged:
-                self._staging.abandon(prepared)
-            raise
-        return self._post(staged)
-
-    def _post(self, staged: list[Staged]) -> list[WorkRequest]:
-        requests: list[WorkRequest] = []
-        try:
-            for one in staged:
+                one = self._staging.receive(parts, where)
+                staged.append(one)
                 requests.append(WorkRequest(self, "RECV", one.length, one.held, is_receive=True))
         except BaseException:
             for request in requests:
