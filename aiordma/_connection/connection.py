@@ -340,14 +340,7 @@ class Connection(OnDevice, Posting, ObjectStream[bytes]):
                 "receive(), or make it with receive_buffers=0"
             )
         self._endpoint.require_usable()
-        staged = self._staging.receive(parts, where)
-        try:
-            return self._endpoint.work.receives.submit(
-                staged.sges, staged.count, staged.length, staged.held
-            )
-        except BaseException:
-            self._staging.abandon(staged)
-            raise
+        return self._general.receive(parts, where)
 
     # -- messages ---------------------------------------------------------------------------------
 

@@ -117,6 +117,22 @@ class GeneralPath:
             self._staging.abandon(staged)
             raise
 
+    @protected
+    def receive(
+        self, parts: list[LocalMemory], where: str, header: Lease | None = None
+    ) -> WorkRequest:
+        """Post a receive of the parts, with memory of the caller's before them for a header."""
+        staged = self._staging.receive(parts, where)
+        sges, count, length = staged.sges, staged.count, staged.length
+        if header is not None:
+            memory = header.memory
+            sges, count, length = memory._sge + sges, 1 + count, memory.length + length
+        try:
+            return self._endpoint.work.receives.submit(sges, count, length, staged.held)
+        except BaseException:
+            self._staging.abandon(staged)
+            raise
+
     async def run_atomic(self, work: SendWork) -> int:
         """Post an atomic when a slot is free, and return the previous value of the peer's memory.
 

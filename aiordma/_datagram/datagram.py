@@ -26,7 +26,6 @@ from aiordma._datagram.resolution import resolve_peer
 from aiordma._endpoint.staging import PARTS, Staging, call_of, several
 from aiordma._native import calls_port, ffi
 from aiordma._requests.credits import Slot
-from aiordma._requests.pool import Lease
 from aiordma._requests.request import WorkRequest
 from aiordma._runtime.address_lookup import checked_host, checked_port
 from aiordma.verbs import (
@@ -489,25 +488,11 @@ class Datagram(OnDevice, UnreliableObjectReceiveStream[DatagramMessage]):
             )
         header = endpoint.memory.pool.lease(GRH_BYTES)
         try:
-            request = self._post_receive(header, given, where)
+            request = self._general.receive(given, where, header)
         except BaseException:
             header.release()
             raise
         return DatagramReceive(request, header, self._senders)
-
-    def _post_receive(self, header: Lease, given: list[LocalMemory], where: str) -> WorkRequest:
-        staged = self._staging.receive(given, where)
-        endpoint = self._endpoint
-        try:
-            return endpoint.work.receives.submit(
-                header.memory._sge + staged.sges,
-                1 + staged.count,
-                GRH_BYTES + staged.length,
-                staged.held,
-            )
-        except BaseException:
-            self._staging.abandon(staged)
-            raise
 
     # -- receiving ----------------------------------------------------------------------------
 
