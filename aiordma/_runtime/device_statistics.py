@@ -82,7 +82,7 @@ class HubCounters:
     """
 
     def __init__(self, device: str, poller: Drain) -> None:
-        self._device = device
+        self.device: str = device
         self._poller = poller
         # Not weakly: if the loop is collected with all its objects, weak references would be gone
         # before the objects end, and their counters with them.
@@ -140,7 +140,7 @@ class HubCounters:
     def end(self) -> None:
         """Keep the counters of a hub that stops. Idempotent."""
         with _lock:
-            total = self._process.ended.setdefault(self._device, _Total())
+            total = self._process.ended.setdefault(self.device, _Total())
             while not self.has_ended:
                 before, moves = total.value, self._process.moves + 1
                 after = DeviceStatistics._sum([before, self.snapshot()])
@@ -170,11 +170,6 @@ class HubCounters:
         )
         caches = map(_of_cache, list(self._caches))
         return DeviceStatistics._sum([self._gone.value, own, *caches])
-
-    @property
-    def device(self) -> str:
-        """The device's name."""
-        return self._device
 
 
 def _of_cache(cache: RegistrationCache) -> DeviceStatistics:
