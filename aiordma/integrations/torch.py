@@ -19,7 +19,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partialmethod
 from math import isfinite
 from operator import index
 from typing import Any, Self
@@ -317,14 +317,21 @@ class _Transport:
         local_buffer.memory.registration.require_active()
 
     def _move(
-        self, call: str, local: Any, remote: Any, async_op: bool, timeout: float | None
+        self,
+        call: str,
+        local_buffer: Any,
+        remote_buffer: Any,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
     ) -> Any:
         limit = self._default_timeout if timeout is None else _checked(timeout)
         with self._lock:
             self._require_open()
-            self._check_transfer(local, remote, mutable=call == "read_blocks")
-            registration, end = local.memory.registration, local.start + local.length
-            pair = registration.region[local.start : end], remote.memory[: local.length]
+            self._check_transfer(local_buffer, remote_buffer, mutable=call == "read_blocks")
+            registration = local_buffer.memory.registration
+            start, length = local_buffer.start, local_buffer.length
+            pair = registration.region[start : start + length], remote_buffer.memory[:length]
             done = self._portal.start_task_soon(self._transfer, call, pair)
             work = _classes()[1](done, limit, self._torch.futures.Future())
             self._pending[done] = registration, work
@@ -334,28 +341,11 @@ class _Transport:
         work.wait()
         return 0
 
+    write = partialmethod(_move, "write_blocks")
+    read = partialmethod(_move, "read_blocks")
+
     async def _transfer(self, call: str, pair: Any) -> None:
         await getattr(self._connection, call)([pair])
-
-    def write(
-        self,
-        local_buffer: Any,
-        remote_buffer: Any,
-        *,
-        async_op: bool = False,
-        timeout: float | None = None,
-    ) -> Any:
-        return self._move("write_blocks", local_buffer, remote_buffer, async_op, timeout)
-
-    def read(
-        self,
-        local_buffer: Any,
-        remote_buffer: Any,
-        *,
-        async_op: bool = False,
-        timeout: float | None = None,
-    ) -> Any:
-        return self._move("read_blocks", local_buffer, remote_buffer, async_op, timeout)
 
     def _begin_close(self) -> list[Any]:
         """Permit no more transfers; return those under way."""
