@@ -295,7 +295,8 @@ class _Transport:
                 return
             of_streams = self._cuda_stream_views()  # type: ignore[attr-defined]  # torch's
             used = [each.memory.registration for each in of_streams]
-            used += [each for each, _ in list(self._pending.values())]
+            # The callback that removes a transfer runs after its waiters have been woken.
+            used += [each for done, (each, _) in list(self._pending.items()) if not done.done()]
             if registration in used:
                 raise RuntimeError("memory has pending transfers; wait before unregistering")
             self._portal.call(registration.region.close)

@@ -5,6 +5,7 @@ import asyncio
 import importlib
 import importlib.util
 import multiprocessing
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -104,6 +105,15 @@ def test_work_and_its_future_end() -> None:
         assert (work.is_completed(), work.is_success(), work.exception()) == (True, True, None)
         assert work.get_future().wait() == work.result() == []
         assert torch.equal(zeros, tensor)
+
+
+def test_memory_is_unregistered_as_soon_as_its_transfer_is_done() -> None:
+    with both_with(torch.ones(LARGE, dtype=torch.uint8)) as (first, _, source, target, zeros):
+        work = first.write(source.to_view(), remote_of(target), async_op=True)
+        work.get_future().add_done_callback(lambda _: time.sleep(0.3))  # in the transport's thread
+        work.wait()
+        first.unregister_memory(source)
+        assert zeros.all()
 
 
 async def test_coroutines_put_and_get(anyio_backend_name: str) -> None:
