@@ -73,7 +73,7 @@ fuzz: venv
 ## make suites          other projects' tests on the streams' event loop and on asyncio's
 # It writes the results into build/suites, and summaries into docs/streams-suites.md, docs/dask.md
 # and docs/valkey.md. Then rdma-core's and Valkey's tests, and UCX, libfabric, Mooncake and roce-sim,
-# on the software device (docs/exec.md), Ray's tests of transports (docs/arrays.md), the examples of
+# on the software device (docs/exec.md), Ray's and torch's of transports (docs/arrays.md), examples of
 # simloop and simloom (with Python 3.12), ours of Ray, and tensors of jax, and of torch if that is
 # installed: it takes 4 GB.
 suites: venv
@@ -82,6 +82,7 @@ suites: venv
 	@.venv/bin/python -m tests.suites.transports --write
 	@.venv/bin/python -m tests.suites.valkey_rdma --write
 	@.venv/bin/python -m tests.suites.ray_transport --write
+	@.venv/bin/python -m tests.suites.torch_transport --write
 	@.venv/bin/python -m tests.suites.simulations
 	@.venv/bin/pip install -qq 'jax>=0.10'
 	@.venv/bin/python -m pytest -q -s -rs -p no:cacheprovider tests/ray tests/tensors

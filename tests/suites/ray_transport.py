@@ -5,17 +5,26 @@ A copy of each file runs, in which only the transport is replaced, as SUBSTITUTE
 them is kept in this repository.
 """
 
-import json
-import os
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator
+import time
 from importlib.metadata import version
 from importlib.util import find_spec
+from statistics import median
+from typing import Any
 
-from tests.suites.common import BUILD, ROOT, fetch_commit, reason, write_page
-from tests.suites.runner import PACKAGES
+import ray
+
+from tests.ray import test_transport
+from tests.suites.common import (
+    BUILD,
+    PACKAGES,
+    by_hand,
+    fetch_commit,
+    run_copy,
+    summary,
+    write_page,
+)
 
 __all__ = ("main",)
 
@@ -25,9 +34,7 @@ REPOSITORY = "https://github.com/ray-project/ray"
 REVISION = f"refs/tags/ray-{version('ray')}"
 TENSORDICT = ("tensordict", "pyvers")
 """What the tests of torch's tensors import."""
-SECONDS = 3600
-EACH = 120
-"""Seconds for one test."""
+ROUNDS = 5
 
 SUBSTITUTES: dict[str, tuple[tuple[str, str], ...]] = {
     "test_rdt_custom.py": (),  # in_suite/ray_transport.py registers ours under its name
@@ -84,58 +91,37 @@ def fetch() -> None:
         subprocess.run([*pip, "--target", PACKAGES, *TENSORDICT], check=True)
 
 
-def run(name: str) -> Iterator[dict[str, str]]:
-    """Run a file's tests; return the lines of in_suite/report.py."""
-    folder = SOURCES / "over_aiordma"
-    folder.mkdir(exist_ok=True)
-    text = (SOURCES / FOLDER / name).read_text()
-    for old, new in SUBSTITUTES[name]:
-        text = text.replace(old, new)
-    (folder / name).write_text(text)
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    report = folder / f"{name}.jsonl"
-    report.unlink(missing_ok=True)
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "suites", PACKAGES))),
-        "AIORDMA_DEVICE": "software",
-        "AIORDMA_SUITE_REPORT": str(report),
-        "AIORDMA_SUITE_DATA_TYPE": "numpy.ndarray" if name == OF_NUMPY else "torch.Tensor",
-        "RAY_worker_niceness": "0",
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini", "-o", "addopts="]
-    command += ["-p", "in_suite.report", "-p", "in_suite.ray_transport", name]
-    command += [f"-pno:{each}" for each in ("cacheprovider", "xdist", "aiordma")]
-    command += ["--timeout", str(EACH), "--timeout-method", "signal", "--tb=short"]
-    with open(report.with_suffix(".log"), "w") as log:
-        subprocess.run(
-            command, cwd=folder, env=environment, stdout=log, stderr=log, timeout=SECONDS
-        )
-    found = {row["test"]: row for row in map(json.loads, report.read_text().splitlines())}
-    yield from found.values()
+def run(name: str) -> list[dict[str, str]]:
+    """Run a copy of a file."""
+    return run_copy(
+        SOURCES / FOLDER / name,
+        SUBSTITUTES[name],
+        "in_suite.ray_transport",
+        AIORDMA_SUITE_DATA_TYPE="numpy.ndarray" if name == OF_NUMPY else "torch.Tensor",
+        RAY_worker_niceness="0",
+    )
 
 
-def summary(rows: dict[str, list[dict[str, str]]]) -> str:
-    """Return the results, in Markdown."""
-    lines = [
-        f"With Ray {version('ray')}:",
-        "",
-        "| tests | passed | failed | skipped themselves |",
-        "|---|---|---|---|",
-    ]
-    for name, of in rows.items():
-        count = Counter(row["outcome"] for row in of)
-        numbers = (count[each] for each in ("passed", "failed", "skipped"))
-        lines.append(f"| {name} | " + " | ".join(map(str, numbers)) + " |")
-    failed = {
-        (row["test"].partition("[")[0], reason(REASONS, row["test"]))
-        for of in rows.values()
-        for row in of
-        if row["outcome"] == "failed"
-    }
-    lines += ["", "| why they fail | test functions |", "|---|---|"]
-    counted = Counter(why for _, why in failed)
-    lines += [f"| {why} | {count} |" for why, count in counted.most_common()]
-    return "\n".join(lines)
+def rates() -> str:
+    """Return how fast a reader gets an array by our transport, and by Ray's object store."""
+    ray.init(num_cpus=4, include_dashboard=False)
+    # Ray's workers do not find the tests' modules.
+    ray.cloudpickle.register_pickle_by_value(test_transport)  # type: ignore[no-untyped-call]
+    kind: Any = ray.remote(test_transport.Actor)
+    source, reader = kind.remote(), kind.remote()
+    took: dict[str, list[float]] = {"kept": [], "stored": []}
+    for _ in range(ROUNDS + 1):
+        for name, found in took.items():
+            began = time.monotonic()
+            test_transport.get(reader.sum.remote(getattr(source, name).remote()))
+            found.append(time.monotonic() - began)
+    ray.shutdown()
+    length = test_transport.BYTES
+    ours, theirs = (length / median(found[1:]) / 1e6 for found in took.values())
+    return (
+        f"A reader got {length >> 20} MiB and summed them at {ours:.0f} MB/s, and at {theirs:.0f} "
+        f"from Ray's object store: the medians of {ROUNDS} rounds, in turn."
+    )
 
 
 def main() -> int:
@@ -146,20 +132,13 @@ def main() -> int:
         print(f"Ray's tests were not fetched, and do not run: {error}", file=sys.stderr)
         return 1
     names = [each for each in SUBSTITUTES if each == OF_NUMPY or find_spec("torch")]
-    rows = {name: [*run(name)] for name in names}
-    unknown = [
-        row
-        for of in rows.values()
-        for row in of
-        if row["outcome"] not in ("passed", "skipped") and reason(REASONS, row["test"]) is None
-    ]
-    for row in unknown:
-        print(f"{row['test']}: {row['outcome']}: {row['why']}", file=sys.stderr)
-    text = summary(rows)
+    rows = {name: run(name) for name in names}
+    text, known = summary(f"With Ray {version('ray')}{by_hand(SOURCES)}:", rows, REASONS)
+    text += f"\n\n{rates()}"
     print(text)
     if "--write" in sys.argv and len(names) == len(SUBSTITUTES):
         write_page("arrays", text)
-    return int(bool(unknown))
+    return int(not known)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.suites.catalogue import DEPARTURES, SUITES, Suite
-from tests.suites.common import BUILD, ROOT, fetch_commit
+from tests.suites.common import BUILD, PACKAGES, ROOT, fetch_commit
 
 __all__ = (
-    "PACKAGES",
     "Row",
     "counts_of_comms",
     "counts_of_streams",
@@ -30,7 +29,6 @@ __all__ = (
     "versions",
 )
 
-PACKAGES = BUILD / "packages"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 DEBIAN = BUILD / "debian" / "usr" / "lib" / f"python{PYTHON}" / "test"
 SECONDS = 900
