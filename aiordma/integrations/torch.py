@@ -15,8 +15,9 @@ so that this module can be imported without torch.
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partialmethod
@@ -29,6 +30,7 @@ from anyio.abc import TaskStatus
 from anyio.from_thread import start_blocking_portal
 
 from aiordma._base.enums import Access
+from aiordma._base.process import here, require_same_process
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import connect
@@ -210,6 +212,7 @@ class _Transport:
         self._pending: dict[Future[None], tuple[_Registration, Any]] = {}
         self._connection: Connection | None = None
         self._is_closing = False
+        self._process = here.pid
         with ExitStack() as stack:
             self._portal = stack.enter_context(start_blocking_portal("asyncio"))
             host = host or socket.gethostname()
@@ -241,8 +244,18 @@ class _Transport:
         return True
 
     def _require_open(self) -> None:
+        require_same_process(self._process, "an aiordma transport")
         if self._is_closing:
             raise RuntimeError("transport is closed")
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """Let no other thread use it during the block. Check that it is open and of this process:
+        first without the lock, which a forked child can inherit locked."""
+        self._require_open()
+        with self._lock:
+            self._require_open()
+            yield
 
     def bind(self, *, timeout: float | None = None) -> bytes:
         self._require_open()
@@ -250,8 +263,7 @@ class _Transport:
 
     def connect(self, peer_url: bytes, *, timeout: float | None = None) -> int:
         limit = self._default_timeout if timeout is None else _checked(timeout)
-        with self._lock:
-            self._require_open()
+        with self._used():
             if self._connection is not None:
                 raise RuntimeError("transport is already connected")
             self._peer = peer_url
@@ -272,8 +284,7 @@ class _Transport:
             raise ValueError("the tensor is not contiguous")
         self._check_device(tensor.device)  # type: ignore[attr-defined]  # torch's
         key = tensor.data_ptr(), tensor.nbytes, tensor.device
-        with self._lock:
-            self._require_open()
+        with self._used():
             found = self._registrations.get(key)
             if found is None:
                 # Detached, it has the same memory, and tells where that is.
@@ -286,8 +297,7 @@ class _Transport:
 
     def unregister_memory(self, memory: Any, *, timeout: float | None = None) -> None:
         _checked(timeout)
-        with self._lock:
-            self._require_open()
+        with self._used():
             if not isinstance(memory, _Memory) or memory.transport is not self:
                 raise TypeError("memory was not registered by this transport")
             registration = memory.registration
@@ -327,8 +337,7 @@ class _Transport:
         timeout: float | None = None,
     ) -> Any:
         limit = self._default_timeout if timeout is None else _checked(timeout)
-        with self._lock:
-            self._require_open()
+        with self._used():
             self._check_transfer(local_buffer, remote_buffer, mutable=call == "read_blocks")
             registration = local_buffer.memory.registration
             start, length = local_buffer.start, local_buffer.length
@@ -350,6 +359,7 @@ class _Transport:
 
     def _begin_close(self) -> list[Any]:
         """Permit no more transfers; return those under way."""
+        require_same_process(self._process, "an aiordma transport")
         self._close_cuda_streams()  # type: ignore[attr-defined]  # torch's
         with self._lock:
             self._is_closing = True

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -114,6 +115,27 @@ def test_memory_is_unregistered_as_soon_as_its_transfer_is_done() -> None:
         work.wait()
         first.unregister_memory(source)
         assert zeros.all()
+
+
+def test_a_forked_child_may_not_use_it() -> None:
+    with both_with(torch.ones(8)) as (first, _, source, target, _):
+        uses = [
+            partial(first.connect, first.url),
+            partial(first.register_memory, torch.ones(8)),
+            partial(first.unregister_memory, source),
+            partial(first.write, source.to_view(), remote_of(target)),
+            first.close,
+        ]
+
+        def use() -> None:
+            for each in uses:
+                with pytest.raises(aiordma.ForkError):
+                    each()
+
+        child = multiprocessing.get_context("fork").Process(target=use)
+        child.start()
+        child.join(SECONDS)
+        assert child.exitcode == 0
 
 
 async def test_coroutines_put_and_get(anyio_backend_name: str) -> None:
