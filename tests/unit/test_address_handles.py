@@ -1,8 +1,7 @@
 """Address handles: kept up to a number, never destroyed under a request, gone at the end."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -38,15 +37,14 @@ class Domain:
     """Its users: the last one closes it."""
 
     def __init__(self) -> None:
-        self.users: list[str] = []
+        self.users: list[object] = []
 
-    @contextmanager
-    def used(self, kind: str, _is_closing: Callable[[], bool]) -> Iterator[None]:
-        self.users.append(kind)
-        try:
-            yield
-        finally:
-            self.users.remove(kind)
+    def join(self, user: object, _kind: str, _is_closing: Callable[[], bool]) -> None:
+        self.users.append(user)
+
+    def leave(self, user: object) -> None:
+        if user in self.users:
+            self.users.remove(user)
 
 
 class Handle:
