@@ -132,6 +132,8 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "have been sent, as the verbs have it; the built-in device copies it at the post",
     },
     "siw": {
+        "resets_named": "siw 6.1 reports a request that the peer's reset meets while it is sent as "
+        "LOC_QP_OP_ERR, as any other failure to send (siw_qp_sq_process)",
         "dmabuf_of_file": "siw registers no dma-bufs, and the kernel takes no other file for one",
         "datagrams": "iWARP has no datagrams",
         "plain_peers": "iWARP has no datagrams",

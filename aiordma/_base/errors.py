@@ -304,15 +304,17 @@ class LocalLengthError(WorkCompletionError):
 class LocalQueuePairError(WorkCompletionError):
     """The local queue pair could not process the request, and the connection has ended. rxe reports
     some local errors this way, such as a message that is longer than its receive, and a network
-    interface that is down. With the synchronous verbs, the request may not suit the queue pair's
-    type or state. Check `receive_size=` and the interface (`ip link`), then `vendor_err` and the
-    kernel's log. The status does not tell these causes apart, so this is not a PeerGoneError: give
-    `reconnecting` a `retry_on=`."""
+    interface that is down; siw, a request that it was sending when the peer's reset arrived. With
+    the synchronous verbs, the request may not suit the queue pair's type or state. Check
+    `receive_size=` and the interface (`ip link`), then `vendor_err` and the kernel's log. The
+    status does not tell these causes apart, so this is not a PeerGoneError: give `reconnecting` a
+    `retry_on=`."""
 
     _statuses = (Status.LOC_QP_OP_ERR, Status.LOC_EEC_OP_ERR)
     meaning = (
         "the local queue pair could not process it (rxe also reports this while the network "
-        "interface is down, and for a message that is longer than its receive: see receive_size=)"
+        "interface is down, and for a message that is longer than its receive: see receive_size=; "
+        "siw, for one that it was sending when the peer reset the connection)"
     )
 
 

@@ -84,12 +84,14 @@ def test_transfer_goes_on_when_the_link_comes_back(wire: None) -> None:
     "Faults of the network change no byte",
     "A peer that has gone is a PeerGoneError, or the end of the stream",
 )
-def test_lost_link_ends_its_connections(wire: None) -> None:
+def test_lost_link_ends_its_connections(wire: None, device: DeviceUnderTest) -> None:
     found = ran("tests.faults.links", "lost", SERVER, CLIENT, CUT, "")
     assert len(found) == 4
     for outcome in found.values():
         assert "RdmaError" in outcome or outcome[0] == "EndOfStream", found
-    assert "PeerGoneError" in found["server's transfer"]
+    # If the last words of the client's kernel meet a request, siw does not say whose fault it is.
+    unnamed = device.lacks("resets_named") and "LocalQueuePairError" in found["server's transfer"]
+    assert unnamed or "PeerGoneError" in found["server's transfer"]
     local = [outcome for outcome in found.values() if "LocalQueuePairError" in outcome]
     assert all("interface is down" in outcome[-1] for outcome in local)
 
