@@ -101,4 +101,5 @@ async def test_perftest_with_itself(command: str) -> None:
         return client.output
 
     output = await again_if(REFUSED, measured)
-    assert re.search(r"#iterations .*\n +\d+ +\d+ +\d+\.", output)
+    # On a busy machine, a line on its clocks stands between the head of the table and its row.
+    assert re.search(r"^ +\d+ +\d+ +\d+\.", output, re.MULTILINE), output

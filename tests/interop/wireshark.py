@@ -28,6 +28,8 @@ FIELDS = (
 )
 OPTIONS = (
     *("-o", "tcp.desegment_tcp_streams:TRUE", "--enable-heuristic", "iwarp_mpa_tcp"),
+    # Before what has registered a port, which may be the one that the system chose.
+    *("-o", "tcp.try_heuristic_first:TRUE"),
     # A message of any program's would be taken for one of theirs, and found wanting.
     *("--disable-protocol", "rpcordma", "--disable-protocol", "smb_direct"),
 )
