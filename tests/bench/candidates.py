@@ -12,6 +12,8 @@ from aiordma.bench.processes import Ports, serving
 from aiordma.bench.tcp import measure_protocol, measure_streams
 from aiordma.bench.workload import Workload
 
+from .processor import of_both
+
 Kept = TypeVar("Kept")
 
 
@@ -59,19 +61,21 @@ class Candidates:
         self, work: Workload, *, polling: bool = True, timed: bool = True, loop: str = "auto"
     ) -> Measurement:
         """Measure a workload, both sides on such a loop."""
-        port = self.ports(loop, polling).rdma
-        return run(
-            partial(measure, self.host, port, work, self.seconds, device=self.device, timed=timed),
-            loop=loop,
-            spin=self.spin if polling else 0.0,
+        server = self.ports(loop, polling)
+        main = partial(
+            measure, self.host, server.rdma, work, self.seconds, device=self.device, timed=timed
         )
+        spin = self.spin if polling else 0.0
+        return of_both(partial(run, main, loop=loop, spin=spin), server.pid)
 
     def streams(self, size: int, loop: str = "asyncio", depth: int = 1) -> Measurement:
         """Measure asyncio's TCP streams."""
-        port = self.ports(loop, False).streams
-        return run(partial(measure_streams, self.host, port, size, self.seconds, depth), loop=loop)
+        server = self.ports(loop, False)
+        main = partial(measure_streams, self.host, server.streams, size, self.seconds, depth)
+        return of_both(partial(run, main, loop=loop), server.pid)
 
     def protocol(self, size: int, loop: str = "asyncio") -> Measurement:
         """Measure an asyncio TCP protocol."""
-        port = self.ports(loop, False).protocol
-        return run(partial(measure_protocol, self.host, port, size, self.seconds), loop=loop)
+        server = self.ports(loop, False)
+        main = partial(measure_protocol, self.host, server.protocol, size, self.seconds)
+        return of_both(partial(run, main, loop=loop), server.pid)

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle
 from pathlib import Path
@@ -26,7 +27,8 @@ from tests.ports import free_port
 from . import default_server
 from .candidates import Candidates
 from .compiling import compiled
-from .perftest import against_itself
+from .perftest import against_itself, ended_processor_seconds
+from .processor import processor_seconds
 from .rows import MORE, Reading, Row, constant, in_turn, together
 from .same_work import rounds_of
 from .shared_server import SIZE, serving
@@ -189,6 +191,7 @@ def _tcp_in_c(here: Candidates, connections: int) -> list[Reading]:
     """The same in C over plain TCP."""
     place = [here.host, str(free_port())]
     numbers = (SIZE, WINDOW, connections, round(here.seconds * 1000), here.rounds)
+    before = ended_processor_seconds()
     with _descriptors_for(connections):
         printed = against_itself(
             [str(compiled("tcp_echoes.c", "-std=gnu11"))],
@@ -196,9 +199,11 @@ def _tcp_in_c(here: Candidates, connections: int) -> list[Reading]:
             ["serve", *place],
             more_seconds=here.rounds * here.seconds + connections * TCP_CONNECTION_SECONDS,
         )
-    pairs = (map(int, line.split()) for line in printed.splitlines())
+    pairs = [[*map(int, line.split())] for line in printed.splitlines()]
+    cpu_us = (ended_processor_seconds() - before) / sum(count for count, _ in pairs) * 1e6
     return [
-        Reading(count / nanoseconds * 1e9, extra={"count": count}) for count, nanoseconds in pairs
+        Reading(count / nanoseconds * 1e9, extra={"count": count}, cpu_us=cpu_us)
+        for count, nanoseconds in pairs
     ]
 
 
@@ -247,7 +252,7 @@ class _Many:
             server_fds = descriptors(ports.pid)
             one = await add(WINDOW)
             places = _places(one, [one] * WINDOW)
-            await _echoes(places, 0.2)
+            await _echoes(places, 0.2, ports.pid)
             many: list[Connection] = []
             limiter = anyio.CapacityLimiter(AT_A_TIME)
 
@@ -270,11 +275,13 @@ class _Many:
             found: dict[str, list[Reading]] = {
                 each: [] for each in ("one", "many", "fds", "extra_fds", "memory", "server_memory")
             }
-            extra["before"] = await _echoes(spread, 0.2, self._echoes_before)
+            before = await _echoes(spread, 0.2, ports.pid, self._echoes_before)
+            extra["before"] = before.value
             used_kib = (process_kib(ports.pid) - before_kib) / (count - 1)
             for _ in range(here.rounds):
-                found["one"].append(Reading(await _echoes(places, here.seconds)))
-                found["many"].append(Reading(await _echoes(spread, here.seconds), extra=extra))
+                found["one"].append(await _echoes(places, here.seconds, ports.pid))
+                many_echo = await _echoes(spread, here.seconds, ports.pid)
+                found["many"].append(replace(many_echo, extra=extra))
                 found["fds"].append(Reading(float(opened)))
                 found["extra_fds"].append(Reading(float(opened - count - 1)))
                 found["memory"].append(Reading(kib))
@@ -310,11 +317,11 @@ def _places(owner: Connection, connections: Sequence[Connection]) -> list[Place]
     ]
 
 
-async def _echoes(places: Sequence[Place], seconds: float, least: int = 0) -> float:
+async def _echoes(places: Sequence[Place], seconds: float, pid: int, least: int = 0) -> Reading:
     """Return the echoes per second, over the connections in turn. least: so many at least."""
     flight: deque[tuple[Any, Any]] = deque()
     count = 0
-    began = time.perf_counter()
+    began, before = time.perf_counter(), processor_seconds(pid)
     for connection, ours, place in cycle(places):
         flight.append((connection.post_recv(place), connection.post_send(ours)))
         if len(flight) < WINDOW:
@@ -328,7 +335,9 @@ async def _echoes(places: Sequence[Place], seconds: float, least: int = 0) -> fl
     for answer, sent in flight:
         await answer
         await sent
-    return (count + len(flight)) / (time.perf_counter() - began)
+    count += len(flight)
+    took, used = time.perf_counter() - began, processor_seconds(pid) - before
+    return Reading(count / took, cpu_us=used / count * 1e6)
 
 
 def descriptors(pid: int) -> int:

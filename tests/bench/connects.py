@@ -109,7 +109,7 @@ async def _messages_at_once(here: Candidates, port: int) -> Reading:
 
 
 def _tcp_at_once(at: Peers) -> Reading:
-    host, port = at.here.host, at.ports("asyncio")[2]
+    host, port = at.here.host, at.server("asyncio").tcp
 
     async def exchange(stack: AsyncExitStack) -> None:
         reader, writer = await asyncio.open_connection(host, port)
@@ -140,13 +140,13 @@ async def _slowest(exchange: Callable[[AsyncExitStack], Awaitable[None]]) -> Rea
 
 
 def _by_rdma_streams(at: Peers) -> Reading:
-    here, port = at.here, at.ports("auto")[1]
+    here, port = at.here, at.server("auto").transport
     opening = partial(open_connection, here.host, port, device=here.device)
     return run(partial(_by_streams, opening, here.seconds), spin=here.spin)
 
 
 def _by_tcp(at: Peers) -> Reading:
-    opening = partial(asyncio.open_connection, at.here.host, at.ports("asyncio")[2])
+    opening = partial(asyncio.open_connection, at.here.host, at.server("asyncio").tcp)
     return run(partial(_by_streams, opening, at.here.seconds), loop="asyncio")
 
 

@@ -17,16 +17,17 @@ MEGABYTE = 1e6
 
 def rows(here: Candidates) -> list[Row]:
     """Return the rows."""
-    known: dict[str, list[str]] = {}
+    known: dict[str, tuple[list[str], int]] = {}
     peer = ("env", f"AIORDMA_DEVICE={here.device}", *PEER)
 
     def measured(action: str, server: str, which: int) -> Reading:
         if server not in known:
-            known[server], _ = here.keep(announcing([*peer, server, here.host]))
-        words = [*peer, action, known[server][which], str(here.seconds)]
+            known[server] = here.keep(announcing([*peer, server, here.host]))
+        addresses, pid = known[server]
+        words = [*peer, action, addresses[which], str(here.seconds), str(pid)]
         printed = subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout
         length, took, used = json.loads(printed)
-        return Reading(length / took / MEGABYTE, extra={"cpu_us_per_mb": used * 1e12 / length})
+        return Reading(length / took / MEGABYTE, cpu_us=used * 1e6 / (length / MEGABYTE))
 
     return [
         Row(

@@ -3,9 +3,9 @@ changes what Python does with errors.
 
 dask_peer.py serve HOST     prints the addresses of its two listeners, as JSON
 dask_peer.py cluster HOST   prints the addresses of its two schedulers; each has two workers
-dask_peer.py array ADDRESS SECONDS      prints bytes sent, seconds and processor seconds of itself
-dask_peer.py rechunk ADDRESS SECONDS    prints bytes, seconds and processor seconds of the workers
-dask_peer.py shuffle ADDRESS SECONDS    the same
+dask_peer.py array ADDRESS SECONDS PID      prints bytes, seconds, processor seconds of both sides
+dask_peer.py rechunk ADDRESS SECONDS PID    the same, of the workers
+dask_peer.py shuffle ADDRESS SECONDS PID    the same
 """
 
 import asyncio
@@ -21,6 +21,8 @@ from dask import array as dask_array
 from distributed import Client, LocalCluster, wait
 from distributed.comm.core import Comm, CommClosedError, connect, listen
 from distributed.protocol.serialize import to_serialize
+
+from .processor import processor_seconds
 
 SIZE = 64 << 20
 WARM_UP = 3
@@ -45,18 +47,18 @@ async def serve(host: str) -> None:
         await asyncio.Event().wait()
 
 
-async def ask(address: str, seconds: float) -> None:
+async def ask(address: str, seconds: float, pid: int) -> None:
     """Send one array again and again, each after the answer to the one before."""
     array = numpy.random.default_rng().integers(0, 256, SIZE, "u1")
     comm = await connect(address)
     count, start, processor = -WARM_UP, 0.0, 0.0
     while count < 1 or time.perf_counter() < start + seconds:
         if not count:
-            start, processor = time.perf_counter(), time.process_time()
+            start, processor = time.perf_counter(), processor_seconds(pid)
         await comm.write(to_serialize(array))
         assert await comm.read() == array[-1]
         count += 1
-    took, used = time.perf_counter() - start, time.process_time() - processor
+    took, used = time.perf_counter() - start, processor_seconds(pid) - processor
     await comm.close()
     print(json.dumps([count * SIZE, took, used]))
 
@@ -110,4 +112,4 @@ if __name__ == "__main__":
     elif action in ("rechunk", "shuffle"):
         compute(rechunked if action == "rechunk" else shuffled, place, float(rest[0]))
     else:
-        asyncio.run(serve(place) if action == "serve" else ask(place, *map(float, rest)))
+        asyncio.run(serve(place) if action == "serve" else ask(place, float(rest[0]), int(rest[1])))

@@ -87,7 +87,7 @@ def run_perftest(
     return columns(against_itself(program, [host], []))
 
 
-def processor_seconds() -> float:
+def ended_processor_seconds() -> float:
     """Return what the programs that have ended have used, both sides together."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
@@ -117,27 +117,24 @@ def rate_of(
     name: str, host: str, size: int, rounds: int, depth: int, within: tuple[str, ...] = ()
 ) -> Reading:
     """Return messages per second of ib_*_bw, each of them signaled."""
-    before = processor_seconds()
+    before = ended_processor_seconds()
     found = run_perftest(
         name, host, size, rounds, "-t", str(depth), *_signaled(name), within=within
     )
-    used = (processor_seconds() - before) / rounds * 1e6
-    return Reading(
-        found[4] * 1e6,
-        extra={"mebibytes_per_second": found[3], "processor_us_per_message": used},
-    )
+    used = (ended_processor_seconds() - before) / rounds * 1e6
+    return Reading(found[4] * 1e6, extra={"mebibytes_per_second": found[3]}, cpu_us=used)
 
 
 def bandwidth_of(
     name: str, host: str, size: int, rounds: int, depth: int, within: tuple[str, ...] = ()
 ) -> Reading:
     """Return megabytes (10**6) per second of ib_*_bw."""
-    before = processor_seconds()
+    before = ended_processor_seconds()
     found = run_perftest(
         name, host, size, rounds, "-t", str(depth), *_signaled(name), within=within
     )
-    used = (processor_seconds() - before) / (rounds * size) * 1e9
-    return Reading(found[3] * MEBIBYTE / 1e6, extra={"processor_seconds_per_gigabyte": used})
+    used = (ended_processor_seconds() - before) / (rounds * size / 1e6) * 1e6
+    return Reading(found[3] * MEBIBYTE / 1e6, cpu_us=used)
 
 
 def _signaled(name: str) -> tuple[str, ...]:

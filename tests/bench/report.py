@@ -49,6 +49,13 @@ def number(value: float | None) -> str:
     return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
+def processor(row: dict[str, Any]) -> str:
+    """Return the processor times of both sides for one operation, ours and the reference's."""
+    if row["cpu_us"] is None or row["reference_cpu_us"] is None:
+        return ""
+    return f"{number(row['cpu_us'])} / {number(row['reference_cpu_us'])}"
+
+
 def goal(row: dict[str, Any]) -> str:
     """Return what the ratio has to be."""
     if row["limit"] is None:
@@ -66,7 +73,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the rows as a table."""
     shown = Table(title="aiordma beside its references, medians", title_justify="left")
     shown.add_column("row", no_wrap=True)
-    for heading in ("value", "unit", "reference", "", "ratio", "goal", "met"):
+    for heading in ("value", "unit", "reference", "", "ratio", "goal", "met", "us CPU"):
         right = heading in ("value", "", "ratio")
         shown.add_column(heading, justify="right" if right else "left")
     words = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}
@@ -80,6 +87,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
             "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
             goal(row),
             words[row["met"]],
+            processor(row),
         )
     return shown
 
@@ -107,15 +115,15 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """Return the table of bench.md."""
     words = {True: "yes", False: "**no**", None: ""}
     lines = [
-        "| row | value | reference | ratio | ratios of the rounds | goal | met |",
-        "|---|---|---|---|---|---|---|",
+        "| row | value | reference | ratio | ratios of the rounds | goal | met | us CPU |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
         reference = f"{row['reference']}: {number(row['reference_value'])}"
         lines.append(
             f"| `{row['name']}` | {number(row['value'])} {row['unit']} | {reference} | {ratio} "
-            f"| {spread(row)} | {goal(row)} | {words[row['met']]} |"
+            f"| {spread(row)} | {goal(row)} | {words[row['met']]} | {processor(row)} |"
         )
     return "\n".join([*lines, "", *(f"{line}." for line in places(rows))]) + "\n"
 

@@ -17,11 +17,17 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Reading:
-    """One measured value, and what else is known of it. None: not available, see `why`."""
+    """One measured value, and what else is known of it. None: not available, see `why`.
+
+    Attributes:
+        cpu_us: the processor time of both sides, in microseconds, for each of what the row's unit
+            counts: an operation, a message, a MB. None: not measured.
+    """
 
     value: float | None
     why: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
+    cpu_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,17 +82,18 @@ def together(measure: Callable[[], Mapping[Key, Iterable[Reading]]]) -> Callable
 
 def latency(found: Measurement) -> Reading:
     """Return the median of one measurement, in microseconds, with the rest beside it."""
-    return Reading(found.percentile_us(50), extra=found.as_dict())
+    return Reading(found.percentile_us(50), extra=found.as_dict(), cpu_us=found.cpu_us)
 
 
 def rate(found: Measurement) -> Reading:
     """Return the operations per second."""
-    return Reading(found.rate, extra=found.as_dict())
+    return Reading(found.rate, extra=found.as_dict(), cpu_us=found.cpu_us)
 
 
 def bandwidth(found: Measurement) -> Reading:
     """Return megabytes (10**6) per second."""
-    return Reading(found.megabytes_per_second, extra=found.as_dict())
+    cpu_us = found.cpu_us / found.size * 1e6
+    return Reading(found.megabytes_per_second, extra=found.as_dict(), cpu_us=cpu_us)
 
 
 def ratio(value: float | None, reference: float | None) -> float | None:
@@ -107,6 +114,8 @@ def summary(row: Row, pairs: Sequence[tuple[Reading, Reading]]) -> dict[str, Any
     """Return a row of build/bench.json, of its rounds' (reference, candidate)."""
     values = [candidate.value for _, candidate in pairs if candidate.value is not None]
     references = [reference.value for reference, _ in pairs if reference.value is not None]
+    cpu_us = [candidate.cpu_us for _, candidate in pairs if candidate.cpu_us is not None]
+    their_cpu_us = [reference.cpu_us for reference, _ in pairs if reference.cpu_us is not None]
     ratios = [ratio(candidate.value, reference.value) for reference, candidate in pairs]
     known = [each for each in ratios if each is not None]
     middle = median(known) if known else None
@@ -118,6 +127,8 @@ def summary(row: Row, pairs: Sequence[tuple[Reading, Reading]]) -> dict[str, Any
         "reference": row.reference,
         "reference_value": median(references) if references else None,
         "ratio": middle,
+        "cpu_us": median(cpu_us) if cpu_us else None,
+        "reference_cpu_us": median(their_cpu_us) if their_cpu_us else None,
         "rounds": len(pairs),
         "better": row.better,
         "limit": row.limit,

@@ -8,7 +8,7 @@ from aiordma.bench.workload import Workload
 from tests.ports import free_port
 
 from .compiling import NATIVE, compiled
-from .perftest import against_itself
+from .perftest import against_itself, ended_processor_seconds
 from .rows import Reading
 
 RECEIVES = 512
@@ -61,13 +61,17 @@ def rounds_of(
     if receives is None:
         receives = RECEIVES if work.operation == "send" else 1
     numbers = (work.size, work.depth, connections, milliseconds, rounds, functions, receives)
+    before = ended_processor_seconds()
     printed = against_itself(
         _program(device),
         ["ask", *place, work.operation, *map(str, numbers)],
         ["serve", *place],
         more_seconds=rounds * seconds + connections * CONNECTION_SECONDS,
     )
-    return [_reading(work, [*map(int, line.split())]) for line in printed.splitlines()]
+    found = [[*map(int, line.split())] for line in printed.splitlines()]
+    # Of the rounds together, and with what the two did before and after them.
+    cpu_us = (ended_processor_seconds() - before) / sum(count for count, *_ in found) * 1e6
+    return [_reading(work, numbers, cpu_us) for numbers in found]
 
 
 def connects(host: str, device: str, size: int, seconds: float) -> Reading:
@@ -120,8 +124,8 @@ def posting(host: str, device: str, work: Workload, seconds: float, functions: i
     return Reading(reading.extra["post_us"], extra=reading.extra)
 
 
-def _reading(work: Workload, numbers: Sequence[int]) -> Reading:
+def _reading(work: Workload, numbers: Sequence[int], cpu_us: float) -> Reading:
     count, nanoseconds, median, post = numbers
     extra = {"count": count, "mean_us": nanoseconds / 1000 / count, "post_us": post / 1000}
-    each = partial(Reading, extra=extra)
+    each = partial(Reading, extra=extra, cpu_us=cpu_us)
     return each(median / 1000) if work.depth == 1 else each(count / nanoseconds * 1e9)

@@ -3,7 +3,7 @@
 It serves the same exchanges four ways: by our ByteStream, by our asyncio transport, and by
 asyncio's TCP streams; it prints their ports when it is ready. A connection begins with `HEAD`: the
 size of its messages, and whether they are sent back or only counted. After the end of counted data
-comes the number of its bytes, and the processor time in seconds that they took here, as `COUNT`.
+comes the number of its bytes, as `COUNT`.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ import struct
 import sys
 from contextlib import suppress
 from functools import partial
-from time import process_time
 
 import anyio
 
@@ -22,7 +21,7 @@ from aiordma.streams import Stream, listen_stream
 from aiordma.streams import start_server as start_rdma_server
 
 HEAD = struct.Struct("!I?")
-COUNT = struct.Struct("!Qd")
+COUNT = struct.Struct("!Q")
 READ_BYTES = 1 << 18
 
 
@@ -36,12 +35,12 @@ async def by_byte_stream(stream: Stream) -> None:
         if echoes:
             while True:
                 await stream.send(await stream.receive(size))
-        count, buffer, began = 0, bytearray(READ_BYTES), process_time()
+        count, buffer = 0, bytearray(READ_BYTES)
         try:
             while True:
                 count += await stream.receive_into(buffer)
         finally:
-            await stream.send(COUNT.pack(count, process_time() - began))
+            await stream.send(COUNT.pack(count))
     await stream.aclose()
 
 
@@ -55,10 +54,10 @@ async def by_asyncio(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
         while echoes:
             writer.write(await reader.readexactly(size))
             await writer.drain()
-        count, began = 0, process_time()
+        count = 0
         while data := await reader.read(READ_BYTES):
             count += len(data)
-        writer.write(COUNT.pack(count, process_time() - began))
+        writer.write(COUNT.pack(count))
     writer.close()
 
 

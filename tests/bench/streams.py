@@ -7,8 +7,8 @@ import json
 import socket
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import anyio
 
@@ -21,7 +21,8 @@ from aiordma.streams import open_connection as open_rdma_connection
 from tests.ports import free_port
 
 from .candidates import Candidates
-from .perftest import against_itself
+from .perftest import against_itself, ended_processor_seconds
+from .processor import of_both
 from .rows import MORE, Reading, Row, bandwidth, latency
 from .stream_server import COUNT, HEAD
 
@@ -59,22 +60,32 @@ def rxe_rows(here: Candidates) -> list[Row]:
     ]
 
 
+class Server(NamedTuple):
+    """The ports for our ByteStream, our transport and TCP, and the pid."""
+
+    stream: int
+    transport: int
+    tcp: int
+    pid: int
+
+
 class Peers:
     """The servers for each kind of loop, started when they are needed."""
 
     def __init__(self, here: Candidates) -> None:
         self.here = here
-        self._known: dict[str, list[int]] = {}
+        self._known: dict[str, Server] = {}
 
-    def ports(self, loop: str) -> list[int]:
-        """Return the ports for our ByteStream, our transport and TCP."""
+    def server(self, loop: str) -> Server:
+        """Return the one on such a loop."""
         if loop not in self._known:
             here = self.here
             settings = {
                 "host": here.host, "device": here.device, "loop": loop, "spin": here.spin,
             }  # fmt: skip
             words = [sys.executable, "-m", "tests.bench.stream_server", json.dumps(settings)]
-            self._known[loop], _ = here.keep(announcing(words))
+            ports, pid = here.keep(announcing(words))
+            self._known[loop] = Server._make([*ports, pid])
         return self._known[loop]
 
 
@@ -149,7 +160,7 @@ def tcp_beside_stream(here: Candidates) -> Row:
         return Reading(found.percentile_us(PERCENT), extra=found.as_dict())
 
     def beside_stream() -> Reading:
-        port = at.ports("asyncio")[2]
+        port = at.server("asyncio").tcp
         words = [sys.executable, "-m", "tests.bench.streaming", str(port), "tcp"]
         with announcing(words):
             return slowest()
@@ -257,19 +268,17 @@ async def _write_asyncio(
 async def _counted(
     write: Exchange, finish: Callable[[], Awaitable[bytes]], seconds: float, size: int
 ) -> Measurement:
-    """Write until the time is over; the measurement ends when the peer has counted all, and has the
-    processor time of both sides."""
+    """Write until the time is over; the measurement ends when the peer has counted all."""
     meter = Meter(f"stream/{size}", size)
     until = deadline(seconds)
     with meter:
         while perf_counter_ns() < until:
             await write()
             meter.count += 1
-        found, theirs = COUNT.unpack(await finish())
+        (found,) = COUNT.unpack(await finish())
     if found != meter.count * size:
         raise ValueError(f"the peer counted {found} bytes of {meter.count * size}")
-    ours = meter.result()
-    return replace(ours, cpu_seconds=ours.cpu_seconds + theirs)
+    return meter.result()
 
 
 # -- rstream --------------------------------------------------------------------------------------
@@ -304,22 +313,29 @@ def _echo_beside_rstream(at: Peers, size: int) -> Row:
 
 
 def _rstream_round_trip(host: str, size: int) -> Reading:
-    found = _rstream_fields(host, size, 1, RSTREAM_ECHOES)
-    return Reading(2 * float(found[-1]), extra={"printed": " ".join(found)})
+    found, cpu_us = _rstream_fields(host, size, 1, RSTREAM_ECHOES)
+    extra = {"printed": " ".join(found)}
+    return Reading(2 * float(found[-1]), extra=extra, cpu_us=cpu_us / RSTREAM_ECHOES)
 
 
 def _rstream(host: str, size: int) -> Reading:
     """Return the bandwidth that rstream prints: both sides send in turn."""
     count = 8
-    found = _rstream_fields(host, size, count, max(1, RSTREAM_BYTES // size // count))
-    return Reading(float(found[-2]) * 1e9 / 8 / MEGABYTE, extra={"printed": " ".join(found)})
+    rounds = max(1, RSTREAM_BYTES // size // count)
+    found, cpu_us = _rstream_fields(host, size, count, rounds)
+    extra = {"printed": " ".join(found)}
+    both_directions = 2 * size * count * rounds / MEGABYTE
+    return Reading(float(found[-2]) * 1e9 / 8 / MEGABYTE, "", extra, cpu_us / both_directions)
 
 
-def _rstream_fields(host: str, size: int, count: int, rounds: int) -> list[str]:
+def _rstream_fields(host: str, size: int, count: int, rounds: int) -> tuple[list[str], float]:
     """Return what rstream prints: name, bytes, transfers, iterations, total, seconds, Gb/s, and the
-    us for a transfer, of which there are as many in each direction."""
+    us for a transfer, of which there are as many in each direction; and the processor time of both
+    its processes, from their starts, in microseconds."""
     words = ["-p", str(free_port()), "-S", str(size), "-C", str(count), "-I", str(rounds)]
-    return against_itself(["rstream"], ["-s", host, *words], words).split()
+    before = ended_processor_seconds()
+    printed = against_itself(["rstream"], ["-s", host, *words], words).split()
+    return printed, (ended_processor_seconds() - before) * 1e6
 
 
 # -- where they run -------------------------------------------------------------------------------
@@ -328,8 +344,9 @@ def _rstream_fields(host: str, size: int, count: int, rounds: int) -> list[str]:
 def _run(
     at: Peers, measure: Callable[[Candidates, int, int], Awaitable[Measurement]], size: int
 ) -> Measurement:
-    port = at.ports("auto")[0]
-    return run(partial(measure, at.here, port, size), spin=at.here.spin)
+    server = at.server("auto")
+    main = partial(measure, at.here, server.stream, size)
+    return of_both(partial(run, main, spin=at.here.spin), server.pid)
 
 
 OverAsyncio = Callable[
@@ -338,25 +355,25 @@ OverAsyncio = Callable[
 
 
 def _run_rdma(at: Peers, measure: OverAsyncio, size: int) -> Measurement:
-    port = at.ports("auto")[1]
+    server = at.server("auto")
 
     async def connected() -> Measurement:
-        pair = await open_rdma_connection(at.here.host, port, device=at.here.device)
+        pair = await open_rdma_connection(at.here.host, server.transport, device=at.here.device)
         return await _and_close(at.here, measure, pair, size)
 
-    return run(connected, spin=at.here.spin)
+    return of_both(partial(run, connected, spin=at.here.spin), server.pid)
 
 
 def _run_tcp(at: Peers, measure: OverAsyncio, size: int) -> Measurement:
-    port = at.ports("asyncio")[2]
+    server = at.server("asyncio")
 
     async def connected() -> Measurement:
-        pair = await asyncio.open_connection(at.here.host, port)
+        pair = await asyncio.open_connection(at.here.host, server.tcp)
         below = pair[1].get_extra_info("socket")
         below.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return await _and_close(at.here, measure, pair, size)
 
-    return run(connected, loop="asyncio")
+    return of_both(partial(run, connected, loop="asyncio"), server.pid)
 
 
 async def _and_close(

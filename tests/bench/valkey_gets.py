@@ -17,6 +17,7 @@ from aiordma.integrations.valkey import open_connection
 from tests.ports import free_port
 
 from .candidates import Candidates
+from .processor import processor_seconds
 from .rows import MORE, Reading, Row
 
 SERVER = Path(__file__).parents[2] / "build" / "valkey-server"
@@ -41,8 +42,10 @@ def rows(here: Candidates) -> list[Row]:
             return Reading(None, WITHOUT)
         if not ports:
             ports.extend(here.keep(_serving(here.host, before)))
-        main = partial(_gets, connect, here.host, ports[which], clients, size, depth, here.seconds)
-        return Reading(run(main, loop=loop, spin=here.spin))
+        *rdma_and_tcp, pid = ports
+        place = here.host, rdma_and_tcp[which]
+        main = partial(_gets, connect, *place, clients, size, depth, here.seconds, pid)
+        return run(main, loop=loop, spin=here.spin)
 
     def row(name: str, *how: int, limit: float | None = None) -> Row:
         return Row(
@@ -64,9 +67,9 @@ def rows(here: Candidates) -> list[Row]:
 
 
 @contextmanager
-def _serving(host: str, before: Sequence[str]) -> Iterator[tuple[int, int]]:
+def _serving(host: str, before: Sequence[str]) -> Iterator[tuple[int, int, int]]:
     """Run a server during the block, with words before its command; yields its ports for RDMA and
-    TCP."""
+    TCP, and its pid."""
     rdma, tcp = free_port(), free_port()
     words = [*before, str(SERVER), "--save", "", "--protected-mode", "no"]
     words += ["--bind", host, "--port", str(tcp), "--rdma-bind", host, "--rdma-port", str(rdma)]
@@ -75,7 +78,7 @@ def _serving(host: str, before: Sequence[str]) -> Iterator[tuple[int, int]]:
             assert server.stdout is not None
             if not any(READY in line for line in server.stdout):
                 raise ServerEndedError(f"valkey-server ended with status {server.wait()}")
-            yield rdma, tcp
+            yield rdma, tcp, server.pid
         finally:
             server.kill()
 
@@ -86,8 +89,15 @@ def command(*words: bytes) -> bytes:
 
 
 async def _gets(
-    connect: Open, host: str, port: int, clients: int, size: int, depth: int, seconds: float
-) -> float:
+    connect: Open,
+    host: str,
+    port: int,
+    clients: int,
+    size: int,
+    depth: int,
+    seconds: float,
+    pid: int,
+) -> Reading:
     """Return how many GETs per second all clients got, each with so many on the way."""
     ends = [await connect(host, port) for _ in range(clients)]
     reader, writer = ends[0]
@@ -107,11 +117,11 @@ async def _gets(
             count += depth
 
     await asyncio.gather(*(ask(*end) for end in ends))  # once each: the warm-up
-    count, start = 0, time.perf_counter()
+    count, start, before = 0, time.perf_counter(), processor_seconds(pid)
     until = start + seconds
     await asyncio.gather(*(ask(*end) for end in ends))
-    took = time.perf_counter() - start
+    took, used = time.perf_counter() - start, processor_seconds(pid) - before
     for _, writer in ends:
         writer.close()
         await writer.wait_closed()
-    return count / took
+    return Reading(count / took, cpu_us=used / count * 1e6)

@@ -63,4 +63,7 @@ async def test_the_server_of_a_thousand_connections_echoes() -> None:
                     for _ in range(size)
                 ]
                 each = [made[i % size] for i in range(connections.WINDOW)]
-                assert await connections._echoes(connections._places(made[0], each), 0.05) > 0
+                places = connections._places(made[0], each)
+                found = await connections._echoes(places, 0.05, ports.pid)
+                assert found.value
+                assert found.cpu_us
