@@ -150,12 +150,17 @@ def reported(factory: Callable[[], asyncio.BaseProtocol]) -> list[str]:
 def test_slow_callback_names_its_method_and_peer(
     factory: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture
 ) -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read(5))
+        writer.close()
+
     async def main() -> tuple[str, int]:
         asyncio.get_running_loop().slow_callback_duration = 0  # each callback is slow
-        async with await streams.create_server(asyncio.Protocol, ADDRESS, 0) as server:
-            _, writer = await streams.open_connection(*server.sockets[0].getsockname())
+        async with await streams.start_server(echo, ADDRESS, 0) as server:
+            reader, writer = await streams.open_connection(*server.sockets[0].getsockname())
             local: tuple[str, int] = writer.get_extra_info("sockname")
             writer.write(b"hello")
+            await reader.readexactly(5)
             writer.close()
             await writer.wait_closed()
         return local
