@@ -12,7 +12,7 @@ import pytest
 
 import aiordma
 from aiordma.integrations.valkey import ValkeyProtocolError, open_connection
-from aiordma.integrations.valkey.channel import RECEIVES, ValkeyChannel
+from aiordma.integrations.valkey.channel import PARTS, RECEIVES, ValkeyChannel
 from aiordma.integrations.valkey.control import Opcode, pack_memory, pack_opcode
 from tests.devices import ADDRESS
 from tests.valkey.server import (
@@ -141,6 +141,35 @@ async def test_a_reader_that_does_not_read_holds_the_server_back() -> None:
         assert await pair[0].readexactly(1 << 20) == bytes(1 << 20)
 
 
+async def test_the_server_writes_on_while_the_client_reads() -> None:
+    async with await aiordma.listen(ADDRESS) as listener:
+        connecting = asyncio.ensure_future(
+            open_connection(ADDRESS, listener.port, buffer_size=65536)
+        )
+        peer, channel = await accept(listener)
+        async with peer:
+            await channel.begin()
+            reader, writer = await connecting
+            transport: Any = writer.transport
+            transport.pause_reading()
+            for number in range(PARTS):
+                with anyio.fail_after(10):
+                    while not channel.can_write:  # the next part is announced, nothing is read
+                        await asyncio.sleep(0.001)
+                data = bytes([number]) * (65536 // PARTS)
+                assert channel.write(data) == len(data)
+            assert not channel.can_write
+            transport.resume_reading()
+            for number in range(PARTS):
+                assert await reader.readexactly(65536 // PARTS) == bytes([number]) * (
+                    65536 // PARTS
+                )
+            with anyio.fail_after(10):
+                while not channel.can_write:
+                    await asyncio.sleep(0.001)
+            writer.close()
+
+
 async def test_what_was_written_before_a_close_arrives() -> None:
     received = bytearray()
     done = asyncio.Event()
@@ -251,9 +280,9 @@ async def wrong_length(peer: aiordma.Connection, channel: ServerChannel) -> None
 
 async def too_many_bytes(peer: aiordma.Connection, channel: ServerChannel) -> None:
     assert channel._peer is not None
-    room = channel._peer[:40_000]
-    await peer.post_write(bytes(40_000), room, immediate=40_000)
-    await peer.post_write(bytes(40_000), room, immediate=40_000)
+    size = channel._peer.length - 1
+    for _ in range(2):
+        await peer.post_write(bytes(size), channel._peer[:size], immediate=size)
 
 
 @pytest.mark.parametrize(
@@ -263,11 +292,11 @@ async def too_many_bytes(peer: aiordma.Connection, channel: ServerChannel) -> No
         (unknown_opcode, "unknown opcode 65535"),
         (impossible_memory, "impossible memory"),
         (empty_memory, "impossible memory: 0 bytes"),
-        (memory_twice, f"announced memory again, with {BUFFER_BYTES} bytes of the previous left"),
+        (memory_twice, f"announced memory again, with {BUFFER_BYTES // PARTS} bytes of the"),
         (unasked_answer, "nothing was asked"),
         (clients_message, "SET_CLIENT_FEATURE, which only clients send"),
         (wrong_length, "says that it wrote 5 bytes, and it wrote 4"),
-        (too_many_bytes, "wrote 40000 bytes where 25536 of the buffer were left"),
+        (too_many_bytes, f"wrote {65536 // PARTS - 1} bytes where 1 of the buffer were left"),
     ],
 )
 async def test_a_violation_ends_the_connection_with_its_reason(attack: Attack, text: str) -> None:

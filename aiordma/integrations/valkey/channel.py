@@ -1,8 +1,9 @@
 """The bytes between a Valkey client and its server, by callbacks.
 
 Each side announces a buffer. The other one writes into it from its beginning to its end, each WRITE
-with the number of its bytes as immediate data. When the buffer is full and everything in it has
-been read, its owner announces it again.
+with the number of its bytes as immediate data. When the buffer is full, its owner announces
+another. Ours are the parts of a ring in turn, each once it has been read: the server writes the
+next one while this side reads.
 """
 
 import asyncio
@@ -37,6 +38,8 @@ DATA_SLOTS = 16
 """Requests at the same time, with which no WRITE is posted."""
 CONTROL_SLOTS = 4
 """Requests of the send queue that are kept for control messages."""
+PARTS = 2
+"""Of the ring."""
 MESSAGE_BYTES = 64 * 1024
 """The most bytes of one WRITE: the engine copies so many."""
 
@@ -77,13 +80,15 @@ class ValkeyChannel(Channel, Posting):
         self.on_readable: Callable[[], object] | None = None
         self.on_writable: Callable[[], object] | None = None
         access = Access.LOCAL_WRITE | Access.REMOTE_WRITE
-        self._buffer = connection.register(bytearray(buffer_bytes), access)
+        self._part_bytes = buffer_bytes // PARTS
+        self._buffer = connection.register(bytearray(PARTS * self._part_bytes), access)
         self._buffer_view = self._buffer[:].view
-        self._buffer_bytes = buffer_bytes
+        self._part = 0  # the next one that is announced
+        self._read_at = 0  # in the buffer
         self.readable: int = 0
         self.at_eof: bool = False
-        # Bytes of the buffer, since it was announced. Before, it has no room.
-        self._arrived = buffer_bytes
+        # Bytes of the announced part. Before the first, there is no room.
+        self._arrived = self._part_bytes
         self._peer: RemoteMemory | None = None
         self._written = 0  # bytes of the peer's buffer
         self._in_flight = 0  # requests
@@ -198,13 +203,14 @@ class ValkeyChannel(Channel, Posting):
     def feed(self, receive: Callable[[memoryview], object], limit: int, /) -> int:
         """Call a function with a view of bytes that have arrived, at most `limit`, which it must
         not keep; returns their number."""
-        start = self._arrived - self.readable
-        view = self._buffer_view[start : min(start + limit, self._arrived)]
-        length = len(view)
+        start = self._read_at
+        view = self._buffer_view[start : start + min(limit, self.readable)]
+        length = len(view)  # less at the end of the ring
         receive(view)
         view.release()
+        self._read_at = (start + length) % len(self._buffer)
         self.readable -= length
-        if not self.readable and self._arrived == self._buffer_bytes and not self._is_over:
+        if self._arrived == self._part_bytes and not self._is_over:
             self._announce()
         return length
 
@@ -262,10 +268,15 @@ class ValkeyChannel(Channel, Posting):
     # -- control messages -------------------------------------------------------------------------
 
     def _announce(self) -> None:
-        """Announce the buffer: the peer writes to its beginning."""
+        """Announce the next part of the ring, where the one before is full, if it has been read."""
+        if self.readable > (PARTS - 1) * self._part_bytes:
+            return
+        start = self._part * self._part_bytes
+        self._part = (self._part + 1) % PARTS
         self._arrived = 0
         with suppress(RdmaError):  # the reader gets the error
-            self._post_control(pack_memory(self._buffer[:].remote()))
+            part = self._buffer[start : start + self._part_bytes]
+            self._post_control(pack_memory(part.remote()))
 
     def _post_control(self, message: bytes) -> None:
         try:
@@ -292,10 +303,12 @@ class ValkeyChannel(Channel, Posting):
             while arrivals.arrived and self._error is None:
                 data, immediate, invalidated, written = arrivals.take_message(Message)
                 if written is not None and written == immediate <= (
-                    self._buffer_bytes - self._arrived
+                    self._part_bytes - self._arrived
                 ):
                     self._arrived += written
                     self.readable += written
+                    if self._arrived == self._part_bytes and not self._is_over:
+                        self._announce()
                 elif written is not None:
                     self._refuse_data(immediate, written)
                 elif immediate is None and invalidated is None:
@@ -319,7 +332,7 @@ class ValkeyChannel(Channel, Posting):
                 f"the peer says that it wrote {announced} bytes, and it wrote {written}"
             )
         raise ValkeyProtocolError(
-            f"the peer wrote {written} bytes where {self._buffer_bytes - self._arrived} of the "
+            f"the peer wrote {written} bytes where {self._part_bytes - self._arrived} of the "
             "buffer were left"
         )
 
