@@ -91,7 +91,7 @@ def test_lost_link_ends_its_connections(wire: None, device: DeviceUnderTest) -> 
         assert "RdmaError" in outcome or outcome[0] == "EndOfStream", found
     # If the last words of the client's kernel meet a request, siw does not say whose fault it is.
     unnamed = device.lacks("resets_named") and "LocalQueuePairError" in found["server's transfer"]
-    assert unnamed or "PeerGoneError" in found["server's transfer"]
+    assert unnamed or "PeerGoneError" in found["server's transfer"], found
     local = [outcome for outcome in found.values() if "LocalQueuePairError" in outcome]
     assert all("interface is down" in outcome[-1] for outcome in local)
 

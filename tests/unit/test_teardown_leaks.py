@@ -9,6 +9,7 @@ pytestmark = [pytest.mark.natively, pytest.mark.slow]
 
 SETUP = """
 import asyncio, errno, gc, logging
+from contextlib import suppress
 import aiordma, anyio
 from aiordma.testing import Faults, connected_pair, software_objects
 
@@ -38,6 +39,12 @@ async def open_listener():
     return await aiordma.listen("127.0.0.1", 0, device="software")
 
 servers = []
+
+async def close_servers():
+    for server in servers:
+        with suppress(aiordma.VerbsCallError):  # it ended meanwhile, and its end was refused, too
+            await server.aclose()
+    servers.clear()
 """
 
 REFUSED = """
@@ -55,13 +62,15 @@ async def refuse(open_one, slot, kind):
                 raise AssertionError("it was closed")
     del opened
     gc.collect()
-    assert len(lines) == 1 and "stays allocated for the life of the process" in lines[0], lines
+    # The peer of a connection can end meanwhile, and leak, too.
+    assert 1 <= len(lines) == len(set(lines)) <= 1 + len(servers), lines
+    assert all("stays allocated for the life of the process" in line for line in lines), lines
 
 async def main():
     await refuse({open_one}, {slot!r}, {kind!r})
     for server in servers:
         await server.ended()  # the peer of the connection that leaks
-        await server.aclose()
+    await close_servers()
 
 run({loop!r}, main)
 gc.collect()
@@ -112,8 +121,7 @@ async def main():
     async with connected_pair() as (one, other):  # the device goes on
         await one.send(b"hello")
         assert await other.receive() == b"hello"
-    for server in servers:
-        await server.aclose()
+    await close_servers()
 
 run("asyncio", main)
 """
@@ -142,9 +150,7 @@ async def leak():
 
 async def main():
     remote = await leak()
-    for server in servers:
-        await server.aclose()
-    servers.clear()
+    await close_servers()
     for _ in range(3):
         gc.collect()
     others = [bytearray(64) for _ in range(1000)]  # where freed memory was
@@ -204,8 +210,6 @@ def test_error_that_nobody_foresaw_leaks_the_object(step: str, left: int) -> Non
 
 
 USERS = """
-from contextlib import suppress
-
 async def main():
     {open_shared}
     async def accept():
