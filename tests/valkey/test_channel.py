@@ -45,6 +45,26 @@ async def client_of(port: int, **options: Any) -> AsyncIterator[Pair]:
             await writer.wait_closed()
 
 
+SMALL_BUFFER = 65536
+
+
+@asynccontextmanager
+async def client_and_server() -> AsyncIterator[
+    tuple[aiordma.Connection, ServerChannel, asyncio.StreamReader, asyncio.StreamWriter]
+]:
+    """A client with a small buffer, and the server's half of the protocol."""
+    async with await aiordma.listen(ADDRESS) as listener:
+        connecting = asyncio.ensure_future(
+            open_connection(ADDRESS, listener.port, buffer_size=SMALL_BUFFER)
+        )
+        peer, channel = await accept(listener)
+        async with peer:
+            await channel.begin()
+            reader, writer = await connecting
+            yield peer, channel, reader, writer
+            writer.close()
+
+
 async def write_on(writer: asyncio.StreamWriter) -> None:
     while True:
         writer.write(b"PING\r\n")
@@ -142,32 +162,21 @@ async def test_a_reader_that_does_not_read_holds_the_server_back() -> None:
 
 
 async def test_the_server_writes_on_while_the_client_reads() -> None:
-    async with await aiordma.listen(ADDRESS) as listener:
-        connecting = asyncio.ensure_future(
-            open_connection(ADDRESS, listener.port, buffer_size=65536)
-        )
-        peer, channel = await accept(listener)
-        async with peer:
-            await channel.begin()
-            reader, writer = await connecting
-            transport: Any = writer.transport
-            transport.pause_reading()
-            for number in range(PARTS):
-                with anyio.fail_after(10):
-                    while not channel.can_write:  # the next part is announced, nothing is read
-                        await asyncio.sleep(0.001)
-                data = bytes([number]) * (65536 // PARTS)
-                assert channel.write(data) == len(data)
-            assert not channel.can_write
-            transport.resume_reading()
-            for number in range(PARTS):
-                assert await reader.readexactly(65536 // PARTS) == bytes([number]) * (
-                    65536 // PARTS
-                )
+    async with client_and_server() as (_, channel, reader, writer):
+        transport: Any = writer.transport
+        transport.pause_reading()
+        parts = [bytes([number]) * (SMALL_BUFFER // PARTS) for number in range(PARTS)]
+        for part in parts:
             with anyio.fail_after(10):
-                while not channel.can_write:
+                while not channel.can_write:  # the next one is announced, and nothing is read
                     await asyncio.sleep(0.001)
-            writer.close()
+            assert channel.write(part) == len(part)
+        assert not channel.can_write
+        transport.resume_reading()
+        assert await reader.readexactly(SMALL_BUFFER) == b"".join(parts)
+        with anyio.fail_after(10):
+            while not channel.can_write:
+                await asyncio.sleep(0.001)
 
 
 async def test_what_was_written_before_a_close_arrives() -> None:
@@ -262,6 +271,7 @@ async def empty_memory(peer: aiordma.Connection, _: ServerChannel) -> None:
 
 
 async def memory_twice(peer: aiordma.Connection, channel: ServerChannel) -> None:
+    channel._arrived = BUFFER_BYTES // PARTS  # it takes its part for full
     channel._announce()
 
 
@@ -292,29 +302,24 @@ async def too_many_bytes(peer: aiordma.Connection, channel: ServerChannel) -> No
         (unknown_opcode, "unknown opcode 65535"),
         (impossible_memory, "impossible memory"),
         (empty_memory, "impossible memory: 0 bytes"),
-        (memory_twice, f"announced memory again, with {BUFFER_BYTES // PARTS} bytes of the"),
+        (memory_twice, f"again, with {BUFFER_BYTES // PARTS} bytes of the previous left"),
         (unasked_answer, "nothing was asked"),
         (clients_message, "SET_CLIENT_FEATURE, which only clients send"),
         (wrong_length, "says that it wrote 5 bytes, and it wrote 4"),
-        (too_many_bytes, f"wrote {65536 // PARTS - 1} bytes where 1 of the buffer were left"),
+        (
+            too_many_bytes,
+            f"wrote {SMALL_BUFFER // PARTS - 1} bytes where 1 of the buffer were left",
+        ),
     ],
 )
 async def test_a_violation_ends_the_connection_with_its_reason(attack: Attack, text: str) -> None:
-    async with await aiordma.listen(ADDRESS) as listener:
-        connecting = asyncio.ensure_future(
-            open_connection(ADDRESS, listener.port, buffer_size=65536)
-        )
-        peer, channel = await accept(listener)
-        async with peer:
-            await channel.begin()
-            reader, writer = await connecting
-            with suppress(aiordma.RdmaError):  # the victim's end may come before the completion
-                await attack(peer, channel)
-            with pytest.raises(ValkeyProtocolError, match=text):
-                await reader.read()
-            with pytest.raises(ConnectionError, match=text):
-                await write_on(writer)
-            writer.close()
+    async with client_and_server() as (peer, channel, reader, writer):
+        with suppress(aiordma.RdmaError):  # the victim's end may come before the completion
+            await attack(peer, channel)
+        with pytest.raises(ValkeyProtocolError, match=text):
+            await reader.read()
+        with pytest.raises(ConnectionError, match=text):
+            await write_on(writer)
 
 
 async def test_wrong_program_is_named_with_its_address() -> None:
