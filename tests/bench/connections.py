@@ -27,8 +27,8 @@ from tests.ports import free_port
 from . import default_server
 from .candidates import Candidates
 from .compiling import compiled
-from .perftest import against_itself, ended_processor_seconds
-from .processor import processor_seconds
+from .perftest import against_itself
+from .processor import ended_processor_seconds, processor_seconds
 from .rows import MORE, Reading, Row, constant, in_turn, together
 from .same_work import rounds_of
 from .shared_server import SIZE, serving

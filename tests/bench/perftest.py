@@ -5,12 +5,12 @@ messages print half of a round trip: it is doubled here.
 """
 
 import re
-import resource
 import subprocess
 import time
 
 from tests.ports import free_port
 
+from .processor import ended_processor_seconds
 from .rows import Reading
 
 SECONDS = 60.0
@@ -85,12 +85,6 @@ def run_perftest(
     program = [*within, name, "-R", "-F", "-s", str(size), "-n", str(rounds), *words]
     program += ["-p", str(free_port())]
     return columns(against_itself(program, [host], []))
-
-
-def ended_processor_seconds() -> float:
-    """Return what the programs that have ended have used, both sides together."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 LATENCY = ("size", "count", "min", "max", "typical", "mean", "deviation", "p99", "p99.9")

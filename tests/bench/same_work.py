@@ -8,7 +8,8 @@ from aiordma.bench.workload import Workload
 from tests.ports import free_port
 
 from .compiling import NATIVE, compiled
-from .perftest import against_itself, ended_processor_seconds
+from .perftest import against_itself
+from .processor import ended_processor_seconds
 from .rows import Reading
 
 RECEIVES = 512

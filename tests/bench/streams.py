@@ -21,8 +21,8 @@ from aiordma.streams import open_connection as open_rdma_connection
 from tests.ports import free_port
 
 from .candidates import Candidates
-from .perftest import against_itself, ended_processor_seconds
-from .processor import of_both
+from .perftest import against_itself
+from .processor import ended_processor_seconds, of_both
 from .rows import MORE, Reading, Row, bandwidth, latency
 from .stream_server import COUNT, HEAD
 
