@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from aiordma.cli.copying import FileReceiver, send_file
-from aiordma.streams import connect_stream, listen_stream
+from aiordma.streams import listen_stream
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.forked import python
-from tests.interop.programs import SECONDS, running
+from tests.interop.programs import SECONDS, connected_to_rsockets, running
 from tests.ports import free_port
 
 pytestmark = pytest.mark.anyio
@@ -28,11 +28,11 @@ async def test_our_client_copies_to_a_c_server(tmp_path: Path) -> None:
         await server.listens(port)
         for times, size in enumerate((*SIZES, 0), 1):
             source.write_bytes(os.urandom(size))
-            async with connect_stream(ADDRESS, port) as stream:
+            async with connected_to_rsockets(port) as stream:
                 assert await send_file(stream, source, str(target)) == size
             assert target.read_bytes() == source.read_bytes()
             await server.has_written("closing...done", times)
-        async with connect_stream(ADDRESS, port) as stream:
+        async with connected_to_rsockets(port) as stream:
             with pytest.raises(FileNotFoundError, match="the server's reply"):
                 await send_file(stream, source, "/nowhere/target")
         server.stop(signal.SIGTERM)
@@ -59,6 +59,7 @@ async def test_a_c_client_copies_to_our_server(tmp_path: Path) -> None:
     assert os.listdir(served) == ["target"]
 
 
+@pytest.mark.capability("passive_side_first")  # as connected_to_rsockets says
 async def test_the_command_copies_to_a_c_server(tmp_path: Path, device: DeviceUnderTest) -> None:
     port = free_port()
     source, target = tmp_path / "source", tmp_path / "target"

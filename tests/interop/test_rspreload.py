@@ -15,7 +15,7 @@ import uvicorn
 
 from aiordma import streams
 from tests.devices import ADDRESS
-from tests.interop.programs import Program, running
+from tests.interop.programs import Program, connected_to_rsockets, running
 from tests.ports import free_port
 
 LIBRARY = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so"
@@ -50,7 +50,7 @@ async def test_our_stream_talks_to_a_preloaded_server() -> None:
     port = free_port()
     async with preloaded(sys.executable, SCRIPT, "server", ADDRESS, port) as server:
         await server.listens(port)
-        async with streams.connect_stream(ADDRESS, port) as stream:
+        async with connected_to_rsockets(port) as stream:
             sent, received = bytes(range(256)) * 40, b""
             for _ in range(30):
                 await stream.send(sent)

@@ -4,9 +4,9 @@ of the other."""
 import anyio
 import pytest
 
-from aiordma.streams import Stream, connect_stream, listen_stream
+from aiordma.streams import Stream, listen_stream
 from tests.devices import ADDRESS
-from tests.interop.programs import every_loop, running
+from tests.interop.programs import connected_to_rsockets, every_loop, running
 from tests.ports import free_port
 
 pytestmark = pytest.mark.anyio
@@ -85,7 +85,7 @@ async def be_one_client(size: int, rounds: int, burst: int, *more: str) -> None:
     command = ("-b", ADDRESS, "-p", port)
     async with running("rstream", *command, *work(size, rounds, burst, *more)) as server:
         await server.listens(port)
-        async with connect_stream(ADDRESS, port) as stream:
+        async with connected_to_rsockets(port) as stream:
             await ask(stream, size, rounds, burst)
 
 
