@@ -33,7 +33,7 @@ async def main(own: str, server: str, client: str, cut: str) -> None:
     Args:
         own: the address of the device that stays.
         server, client: the addresses of both ends of the wire.
-        cut: a shell command, which takes the client's end away.
+        cut: a shell command, which takes away the wire or the client's device.
     """
     here, there = bytearray(COUNT * SIZE), bytearray(COUNT * STRIDE)
     ours, theirs = range(0, len(here), SIZE), range(0, len(there), STRIDE)

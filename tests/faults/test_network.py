@@ -111,7 +111,8 @@ def test_deleted_device_ends_its_connections(wire: None, device: DeviceUnderTest
 @pytest.mark.parametrize(
     "cut",
     [
-        pytest.param(CUT, id="link"),
+        # The peer's end of the wire: with no route here, rxe can hang (docs/devices.md).
+        pytest.param("ip link set veth2 down", id="link"),
         pytest.param(
             "rdma link delete {driver}1",
             id="device",
