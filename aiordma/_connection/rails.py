@@ -32,10 +32,12 @@ class Rails(AsyncResource):
     """Several connections to one peer, made by `open_rails`: over several devices or ports, or over
     one. Each block goes over one of them; a rail that is slow moves fewer.
 
-    If a rail breaks, the blocks that it had begun are moved again over the others. It is used no
-    more: `broken` has its error, and the log a warning. Such a block can be written twice, with the
-    same bytes. So change its source only once the transfer is complete, and reuse its place at the
-    peer only once the peer's side of the broken connection has ended, too.
+    If a rail breaks, all blocks that it has had in this call are moved again over the others, also
+    those that were complete: on siw, a complete WRITE has only reached the local TCP. (What a rail
+    of siw loses that breaks after the call, nothing moves again.) It is used no more: `broken` has
+    its error, and the log a warning. Such a block can be written twice, with the same bytes. So
+    change its source only once the transfer is complete, and reuse its place at the peer only once
+    the peer's side of the broken connection has ended, too.
     """
 
     def __init__(self, connections: Sequence[Connection]) -> None:
@@ -80,8 +82,8 @@ class Rails(AsyncResource):
         Args:
             blocks: for each connection, in their order, the same blocks: with the memory as that
                 connection has it registered, and as its peer describes it.
-            progress: called with the completed bytes, now and then and at the end; what it raises
-                is logged. None: nothing is called.
+            progress: called with the completed bytes, now and then and at the end; less than before
+                when a rail has broken. What it raises is logged. None: nothing is called.
 
         Raises:
             RdmaError: all rails are broken; it is the error of the last one.
@@ -133,8 +135,10 @@ class Rails(AsyncResource):
             move = getattr(connections[rail], call)
             ours, theirs, lengths = offsets[rail]
             local, remote = blocks[rail].local, blocks[rail].remote
+            begun: list[int] = []
             while left:
                 start = left.popleft()
+                begun.append(start)
                 part = slice(start, start + step)
                 some = Blocks(local, remote, ours[part], theirs[part], lengths[part])
                 try:
@@ -147,7 +151,9 @@ class Rails(AsyncResource):
                         failures.append(error)  # by an argument of the program's, or the device
                         left.clear()
                         return
-                    left.append(start)
+                    left.extend(begun)
+                    for start in begun:
+                        done.pop(start, None)
                     self._break(connections[rail], error)
                     return
 

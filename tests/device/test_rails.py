@@ -104,6 +104,30 @@ async def test_the_others_go_on_when_a_rail_breaks(
         caplog.clear()
 
 
+async def test_what_a_broken_rail_had_completed_is_moved_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """On siw, a complete WRITE may not have arrived."""
+    async with world(2, options=aiordma.ConnectionOptions(max_send_wr=4)) as each:
+        first, second = each.rails.connections
+        found: list[int] = []
+
+        def close_first(completed: int) -> None:
+            found.append(completed)
+            if first.statistics().bytes_sent > BYTES // 8 and not closing:
+                closing.append(True)
+                group.start_soon(first.aclose)
+
+        closing: list[bool] = []
+        async with anyio.create_task_group() as group:
+            await each.rails.write_blocks(each.blocks(), progress=close_first)
+        each.check()
+        assert list(each.rails.broken) == [first]
+        assert second.statistics().bytes_sent == BYTES
+        assert found[-1] == BYTES
+        caplog.clear()
+
+
 async def test_without_rails_the_error_is_the_last_one_s(caplog: pytest.LogCaptureFixture) -> None:
     async with world(2) as each:
         blocks = each.blocks()
