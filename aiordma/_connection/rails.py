@@ -33,11 +33,11 @@ class Rails(AsyncResource):
     one. Each block goes over one of them; a rail that is slow moves fewer.
 
     If a rail breaks, all blocks that it has had in this call are moved again over the others, also
-    those that were complete: on siw, a complete WRITE has only reached the local TCP. (What a rail
-    of siw loses that breaks after the call, nothing moves again.) It is used no more: `broken` has
-    its error, and the log a warning. Such a block can be written twice, with the same bytes. So
-    change its source only once the transfer is complete, and reuse its place at the peer only once
-    the peer's side of the broken connection has ended, too.
+    those that were complete: on siw, a complete WRITE has only reached the local TCP. (One that
+    breaks after its last block of the call can lose bytes there, unnoticed.) It is used no more:
+    `broken` has its error, and the log a warning. Such a block can be written twice, with the same
+    bytes. So change its source only once the transfer is complete, and reuse its place at the peer
+    only once the peer's side of the broken connection has ended, too.
     """
 
     def __init__(self, connections: Sequence[Connection]) -> None:
